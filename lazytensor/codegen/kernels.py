@@ -1,0 +1,409 @@
+"""The recording kernels: one Python function per ATen overload, specialised to its schema.
+
+What comes out for ``add.Tensor`` is, in essence::
+
+    def add_Tensor(self, other, *, alpha=_c1):
+        a0 = self._lt.value ...          # each argument in canonical form: values, lifted numbers, constants
+        out = add_Tensor_table.get((a0, a1, alpha))
+        if out is None:                  # new structure: infer its shape, make the node, or fall back
+            return record(add_Tensor_op, (a0, a1, alpha))
+        ...                              # known structure: a new tensor with this value
+
+Nothing on that path looks at a schema, flattens an argument list or asks what kind of argument it has: the generator did.
+The rules are over schemas; which ops are left to hand-written kernels, and why, stands in the device's YAML.
+"""
+
+from __future__ import annotations
+
+import keyword as python_keywords
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torchgen.model import (
+    Argument,
+    BaseTy,
+    BaseType,
+    FunctionSchema,
+    ListType,
+    NativeFunction,
+    OptionalType,
+    SchemaKind,
+)
+
+INDENT = "    "
+LIFTED = (BaseTy.Scalar, BaseTy.float)
+
+
+def identifier(name: str) -> str:
+    """``add_.Tensor`` as a Python name."""
+    return name.replace(".", "_")
+
+
+@dataclass
+class Kernel:
+    """One generated function: its ATen name, what kind of kernel it is, and its source."""
+
+    name: str
+    kind: str
+    source: str
+    functional: str = ""
+
+
+@dataclass
+class Writer:
+    """Writes kernels one by one and keeps the constants that their defaults need."""
+
+    functional_of: dict[
+        str, str
+    ]  # in-place, mutable and out= overloads -> the functional overload with the same signature
+    structure: dict[str, list[str]]  # op name -> numbers that decide a shape
+    deterministic: frozenset[str] = frozenset()  # tagged random, but without a draw on the CPU
+    locked: bool = False
+    constants: dict[tuple[type, str], str] = field(default_factory=dict)
+
+    def write(self, function: NativeFunction) -> Kernel:
+        """The kernel for one overload."""
+        schema = function.func
+        name = str(schema.name)
+        kind = classify(function, self.functional_of, self.deterministic)
+        body = getattr(self, "_" + kind)(function)
+        generic = kind in ("draw", "fallback")
+        signature = "*args, **kwargs" if generic else self._signature(schema)
+        lines = [f'"""{schema}"""', *body]
+        text = "\n".join(INDENT + line for line in lines)
+        if self.locked:
+            inner = "\n".join(INDENT * 2 + line for line in lines[1:])
+            text = f"{INDENT}{lines[0]}\n{INDENT}with lock:\n{inner}"
+        header = self._declare(name, kind, function)
+        return Kernel(
+            name,
+            kind,
+            f"{header}\n\n\ndef {identifier(name)}({signature}):\n{text}\n",
+            self.functional_of.get(name, ""),
+        )
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _declare(self, name: str, kind: str, function: NativeFunction) -> str:
+        ident = identifier(name)
+        if kind in ("functional", "view"):
+            flag = ", view=True" if kind == "view" else ""
+            return f'{ident}_op = op("aten::{name}"{flag})\n{ident}_table = {ident}_op.table'
+        if kind in ("inplace", "mutable", "out"):
+            args = in_order(function.func)
+            written = tuple(i for i, a in enumerate(args) if is_written(a)) if kind != "out" else ()
+            outs = len(function.func.arguments.out)
+            return (
+                f'{ident}_op = Mutation("aten::{name}", "aten::{self.functional_of[name]}", {written}, {outs})\n'
+                f"{ident}_table = {ident}_op.table"
+            )
+        return f'{ident}_op = op("aten::{name}")'
+
+    def _signature(self, schema: FunctionSchema) -> str:
+        parts = []
+        runtime = runtime_schema(schema)
+        starred = False
+        for argument in [*in_order(schema), *schema.arguments.out]:
+            info = runtime[argument.name]
+            if info.kwarg_only and not starred:
+                parts.append("*")
+                starred = True
+            text = safe(argument.name)
+            if info.has_default_value():
+                text += "=" + self._default(argument, info.default_value)
+            parts.append(text)
+        return ", ".join(parts)
+
+    def _default(self, argument: Argument, value: Any) -> str:
+        if value is not None and base(argument.type) in LIFTED and not is_list(argument.type):
+            return self.constant(value)
+        if isinstance(value, list):
+            return repr(tuple(value))
+        return repr(value)
+
+    def constant(self, value: Any) -> str:
+        """The module-level name of a default number: compared by identity, since ``1 == 1.0 == True``."""
+        key = (type(value), repr(value))
+        return self.constants.setdefault(key, f"_c{len(self.constants)}")
+
+    def canonical(self, function: NativeFunction, arguments: Iterable[Argument]) -> tuple[list[str], list[str]]:
+        """Statements that bring the arguments into canonical form, and the expressions of the canonical arguments."""
+        schema = function.func
+        runtime = runtime_schema(schema)
+        structural = self.structure.get(str(schema.name), [])
+        fast: list[str] = []
+        slow: list[str] = []
+        rest: list[str] = []
+        names: list[str] = []
+        for argument in arguments:
+            name = safe(argument.name)
+            kind = base(argument.type)
+            if kind is BaseTy.Tensor:
+                target = f"v_{name}"
+                fast_text, slow_text = tensor_expressions(argument, name)
+                fast.append(f"{target} = {fast_text}")
+                slow.append(f"{target} = {slow_text}")
+                names.append(target)
+                continue
+            text = self._scalar(argument, name, runtime[argument.name], structural, rest)
+            names.append(text)
+        lines = []
+        if fast:
+            lines += ["try:", *[INDENT + f for f in fast], "except AttributeError:", *[INDENT + s for s in slow]]
+        return lines + rest, names
+
+    def _scalar(self, argument: Argument, name: str, info: Any, structural: list[str], lines: list[str]) -> str:
+        kind = base(argument.type)
+        if argument.name == "pin_memory":
+            return "None"
+        if kind is BaseTy.Device:
+            return name
+        if is_list(argument.type):
+            if kind is BaseTy.Scalar:
+                return f"lift_all({name})"
+            if is_optional(argument.type):
+                return f"None if {name} is None else tuple({name})"
+            return f"tuple({name})"
+        if kind in LIFTED:
+            lifted = "const" if argument.name in structural else "lift"
+            if info.has_default_value() and info.default_value is not None:
+                lines += [
+                    f"if {name} is not {self.constant(info.default_value)}:",
+                    f"{INDENT}{name} = {lifted}({name})",
+                ]
+            elif is_optional(argument.type):
+                lines += [f"if {name} is not None:", f"{INDENT}{name} = {lifted}({name})"]
+            else:
+                lines.append(f"{name} = {lifted}({name})")
+        return name
+
+    # --- kinds of kernels ------------------------------------------------------------------------------------------
+
+    def _functional(self, function: NativeFunction) -> list[str]:
+        ident = identifier(str(function.func.name))
+        lines, names = self.canonical(function, in_order(function.func))
+        lines = self._elsewhere(function) + lines
+        lines.append(f"key = ({', '.join(names)},)")
+        lines += [f"out = {ident}_table.get(key)", "if out is None:", f"{INDENT}return record({ident}_op, key)"]
+        return lines + self._results(function)
+
+    def _elsewhere(self, function: NativeFunction) -> list[str]:
+        """A factory or a ``*_like`` op that was asked for another device than ltc."""
+        schema = function.func
+        if not any(base(a.type) is BaseTy.Device for a in in_order(schema)):
+            return []
+        passed = ", ".join(
+            f"{safe(a.name)}={safe(a.name)}" if runtime_schema(schema)[a.name].kwarg_only else safe(a.name)
+            for a in in_order(schema)
+        )
+        ident = identifier(str(schema.name))
+        if any(base(a.type) is BaseTy.Tensor for a in in_order(schema)):
+            return [
+                "if device is None:",
+                f"{INDENT}device = {first_tensor(schema)}.device",
+                'elif device.type != "ltc":',
+                f"{INDENT}return elsewhere({ident}_op, {passed})",
+            ]
+        return [
+            'if device is None or device.type != "ltc" or device.index is None:',
+            f"{INDENT}device = this_device(device)",
+        ]
+
+    def _results(self, function: NativeFunction) -> list[str]:
+        returns = function.func.returns
+        if len(returns) == 1 and not is_list(returns[0].type):
+            return [
+                "if out.plain:",
+                f"{INDENT}tensor = create(out.size, out.dtype)",
+                f"{INDENT}state = State()",
+                f"{INDENT}state.value = out",
+                f"{INDENT}tensor._lt = tensor.untyped_storage()._lt = state",
+                f"{INDENT}live[ref(state, dead)] = None",
+                f"{INDENT}return tensor",
+                "return make(out)",
+            ]
+        if len(returns) == 1:
+            return ["return [make(value) for value in out]"]
+        if any(is_list(r.type) for r in returns):
+            return ["return wrap(out)"]
+        return ["return tuple([make_optional(value) for value in out])"]
+
+    def _view(self, function: NativeFunction) -> list[str]:
+        ident = identifier(str(function.func.name))
+        lines, names = self.canonical(function, in_order(function.func))
+        first = safe(in_order(function.func)[0].name)
+        lines += [f"key = ({', '.join(names)},)", f"out = {ident}_table.get(key)"]
+        lines += ["if out is None:", f"{INDENT}return record_view({ident}_op, {first}, key)"]
+        if is_list(function.func.returns[0].type):
+            return [*lines, f"return [make_view({first}, value) for value in out]"]
+        return [*lines, f"return make_view({first}, out)"]
+
+    def _inplace(self, function: NativeFunction) -> list[str]:
+        ident = identifier(str(function.func.name))
+        lines, names = self.canonical(function, in_order(function.func))
+        first = safe(in_order(function.func)[0].name)
+        lines += [f"key = ({', '.join(names)},)", f"out = {ident}_table.get(key)"]
+        lines += ["if out is None:", f"{INDENT}return mutate({ident}_op, key, ({first},), {first})"]
+        return [
+            *lines,
+            f"state = {first}._lt",
+            "if state.__class__ is State:",
+            f"{INDENT}if v_{first}.leaf:",
+            f"{INDENT * 2}live[ref(state, dead)] = None",
+            f"{INDENT}state.value = out[1][0]",
+            "else:",
+            f"{INDENT}write({first}, out[1][0])",
+            f"return {first}",
+        ]
+
+    def _mutable(self, function: NativeFunction) -> list[str]:
+        schema = function.func
+        ident = identifier(str(schema.name))
+        lines, names = self.canonical(function, in_order(schema))
+        written = [safe(a.name) for a in in_order(schema) if is_written(a)]
+        lines += [f"key = ({', '.join(names)},)", f"out = {ident}_table.get(key)"]
+        tensors = f"({', '.join(written)},)"
+        returned = self._returned(function)
+        lines += ["if out is None:", f"{INDENT}return mutate({ident}_op, key, {tensors}, {returned})"]
+        for i, argument in enumerate(a for a in in_order(schema) if is_written(a)):
+            call = "write_all" if is_list(argument.type) else "write"
+            lines.append(f"{call}({safe(argument.name)}, out[1][{i}])")
+        if schema.returns and not any(r.annotation is not None for r in schema.returns):
+            return [*lines, "return finish(out[0])"]
+        return [*lines, f"return {returned}"]
+
+    def _returned(self, function: NativeFunction) -> str:
+        """What a mutating op returns: its written arguments, new tensors, or nothing."""
+        schema = function.func
+        if not schema.returns:
+            return "None"
+        if any(r.annotation is not None for r in schema.returns):
+            written = [safe(a.name) for a in in_order(schema) if is_written(a)]
+            return written[0] if len(schema.returns) == 1 else f"({', '.join(written)})"
+        return "NEW"
+
+    def _out(self, function: NativeFunction) -> list[str]:
+        schema = function.func
+        ident = identifier(str(schema.name))
+        lines, names = self.canonical(function, in_order(schema))
+        outs = [safe(a.name) for a in schema.arguments.out]
+        returned = "None" if not schema.returns else outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
+        lines.append(f"write_out({ident}_op, ({', '.join(names)},), ({', '.join(outs)},))")
+        return [*lines, f"return {returned}"]
+
+    def _draw(self, function: NativeFunction) -> list[str]:
+        return [f"return draw({identifier(str(function.func.name))}_op, args, kwargs)"]
+
+    def _fallback(self, function: NativeFunction) -> list[str]:
+        return [f"return fallback({identifier(str(function.func.name))}_op, args, kwargs)"]
+
+
+# --- what a schema says ----------------------------------------------------------------------------------------------
+
+
+def classify(
+    function: NativeFunction, functional_of: dict[str, str], deterministic: frozenset[str] = frozenset()
+) -> str:
+    """Which kind of kernel an overload gets."""
+    schema = function.func
+    types = [a.type for a in schema.arguments.flat_all]
+    if any(base(t) in (BaseTy.Storage, BaseTy.Stream) for t in types if base(t)):
+        return "fallback"
+    if any(base(t) is BaseTy.Generator for t in types) or (
+        "nondeterministic_seeded" in function.tags and str(schema.name) not in deterministic
+    ):
+        return "draw"
+    if any(base(r.type) is not BaseTy.Tensor for r in schema.returns):
+        return "fallback"
+    kind = schema.kind()
+    if kind is SchemaKind.out:
+        if str(schema.name) not in functional_of or any(is_list(a.type) for a in schema.arguments.out):
+            return "fallback"
+        return "out"
+    if kind in (SchemaKind.inplace, SchemaKind.mutable):
+        if str(schema.name) not in functional_of:
+            return "fallback"
+        first = in_order(schema)[0]
+        return (
+            "inplace" if kind is SchemaKind.inplace and not is_list(first.type) and one_written(schema) else "mutable"
+        )
+    if any(r.annotation is not None for r in schema.returns):
+        return "view"
+    if not any(base(t) is BaseTy.Tensor for t in types) and not any(base(t) is BaseTy.Device for t in types):
+        return "fallback"
+    return "functional" if schema.returns else "fallback"
+
+
+def one_written(schema: FunctionSchema) -> bool:
+    """Whether exactly one argument is written."""
+    return sum(is_written(a) for a in in_order(schema)) == 1
+
+
+def in_order(schema: FunctionSchema) -> list[Argument]:
+    """The arguments of a call in schema order, out= arguments left out."""
+    return [a for a in schema.arguments.flat_all if a not in schema.arguments.out]
+
+
+def is_written(argument: Argument) -> bool:
+    """Whether the op writes into this argument."""
+    return argument.annotation is not None and argument.annotation.is_write
+
+
+def base(kind: Any) -> BaseTy | None:
+    """The innermost type: ``Tensor?[]`` is made of ``Tensor``."""
+    while isinstance(kind, ListType | OptionalType):
+        kind = kind.elem
+    if not isinstance(kind, BaseType):
+        return None
+    return BaseTy.int if kind.name is BaseTy.SymInt else kind.name
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a type is a list, optional or not."""
+    return isinstance(kind.elem if isinstance(kind, OptionalType) else kind, ListType)
+
+
+def is_optional(kind: Any) -> bool:
+    """Whether None is allowed."""
+    return isinstance(kind, OptionalType)
+
+
+def first_tensor(schema: FunctionSchema) -> str:
+    """The name of the first tensor argument."""
+    return next(safe(a.name) for a in in_order(schema) if base(a.type) is BaseTy.Tensor)
+
+
+def safe(name: str) -> str:
+    """An argument's name, where it is a word of Python's."""
+    return name + "_" if python_keywords.iskeyword(name) else name
+
+
+def tensor_expressions(argument: Argument, name: str) -> tuple[str, str]:
+    """How a kernel gets the value of a tensor argument: in line, and by the slow path."""
+    if is_list(argument.type):
+        element = argument.type.elem.elem if isinstance(argument.type, OptionalType) else argument.type.elem  # type: ignore[union-attr]
+        if isinstance(element, OptionalType) or isinstance(argument.type, OptionalType):
+            return f"values_of({name})", f"values_of({name})"
+        return f"tuple([t._lt.value or value_of(t) for t in {name}])", f"values_of({name})"
+    plain = f"{name}._lt.value or value_of({name})"
+    if isinstance(argument.type, OptionalType):
+        return f"None if {name} is None else {plain}", f"value_of({name})"
+    if argument.name == "other":
+        return f"lift({name}) if {name}.__class__ in NUMBERS else {plain}", f"value_of({name})"
+    return plain, f"value_of({name})"
+
+
+_runtime: dict[str, dict[str, Any]] = {}
+
+
+def runtime_schema(schema: FunctionSchema) -> dict[str, Any]:
+    """The installed torch's own arguments of this overload by name: their defaults are real Python values."""
+    name = str(schema.name)
+    found = _runtime.get(name)
+    if found is None:
+        stem, _, overload = name.partition(".")
+        known = torch._C._get_schema(f"aten::{stem}", overload)
+        found = _runtime[name] = {a.name: a for a in known.arguments}
+    return found

@@ -1,0 +1,37 @@
+"""Registers ``ltc`` with PyTorch: the name, the device module, and a kernel for every op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from lazytensor import errors
+from lazytensor.codegen import device as generated
+from lazytensor.device import patches
+from lazytensor.device.module import DeviceModule
+from lazytensor.trace.tensors import DEVICE
+
+library: Any = None
+
+
+def register() -> None:
+    """Make ``ltc`` a device of this process; a second call does nothing."""
+    global library
+    if library is not None:
+        return
+    owner = torch._C._get_privateuse1_backend_name()
+    if owner not in ("privateuseone", DEVICE) or (owner == DEVICE and hasattr(torch, DEVICE)):
+        raise errors.DeviceInUse(owner)
+    _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule())
+    from lazytensor.device.composites import COMPOSITES
+    from lazytensor.device.kernels import KERNELS
+
+    library = torch.library.Library("aten", "IMPL")
+    kernels = {**generated.load().kernels, **KERNELS}
+    for name, kernel in kernels.items():
+        library.m.impl("aten::" + name, "PrivateUse1", kernel, False)
+    for name, kernel in COMPOSITES.items():
+        library.m.impl("aten::" + name, "AutogradPrivateUse1", kernel, False)
+    patches.apply()

@@ -1,0 +1,201 @@
+"""The cut: everything pending that is still alive becomes one graph, runs, and its results become data.
+
+A cut is known by the tuple of its live output values.  Values are interned, so a step that was seen before is found by one
+lookup of that tuple, and nothing is done per recorded operation: a warm cut costs O(outputs), not O(nodes).
+
+Nothing is forgotten before the results are there.  If the run fails or is interrupted, everything pending is still pending.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lazytensor import settings
+from lazytensor.backend.graph import Graph
+from lazytensor.backend.reference import Failure, Program
+from lazytensor.trace import ir, record, storage
+from lazytensor.trace.storage import State, ViewState
+
+
+class Computation:
+    """A compiled graph and which leaves it takes."""
+
+    __slots__ = ("compile_seconds", "data", "graph", "numbers", "run", "runs")
+
+    def __init__(self, graph: Graph, run: Callable[..., list[Any]], compile_seconds: float) -> None:
+        self.graph = graph
+        self.run = run
+        self.data = [v.node.args[1] for v in graph.data]
+        self.numbers = [n.index for n in graph.numbers]
+        self.runs = 0
+        self.compile_seconds = compile_seconds
+
+
+class CutTiming:
+    """How long the parts of the last cut took, in seconds."""
+
+    __slots__ = ("collect", "compile", "execute", "install", "outputs")
+
+    def __init__(self) -> None:
+        self.collect = self.compile = self.execute = self.install = 0.0
+        self.outputs = 0
+
+    @property
+    def collect_us(self) -> float:
+        """Everything but compilation and execution, in microseconds."""
+        return (self.collect + self.install) * 1e6
+
+
+computations: dict[tuple[ir.Value, ...], Computation] = {}
+hits = 0
+misses = 0
+last = CutTiming()
+compile_graph: Callable[[Graph], Callable[..., list[Any]]] = Program
+
+
+def pending() -> list[State]:
+    """The states that wait for a value, in the order in which they were recorded."""
+    found = []
+    for reference in list(storage.live):
+        state = reference()
+        if state is not None and state.__class__ is not ViewState:
+            value = state.value
+            if value is not None and not value.leaf:
+                found.append(state)
+    return found
+
+
+def cut(cause: str = "sync") -> None:
+    """Run everything pending."""
+    global hits, misses, last
+    started = time.perf_counter()
+    states: list[Any] = []
+    views: list[ViewState] = []
+    values: list[ir.Value] = []
+    for reference in list(storage.live):
+        state = reference()
+        if state is None:
+            continue
+        if state.__class__ is ViewState:
+            views.append(state)
+            continue
+        value = state.value
+        if value is not None and not value.leaf:
+            states.append(state)
+            values.append(value)
+    if not values and not storage.effects:
+        _forget(views)
+        return
+    values += storage.effects
+    key = tuple(values)
+    timing = CutTiming()
+    computation = computations.get(key)
+    if computation is None:
+        misses += 1
+        before = time.perf_counter()
+        computation = _compile(values)
+        timing.compile = time.perf_counter() - before
+        computations[key] = computation
+    else:
+        hits += 1
+        if len(computations) > settings.cache_size // 2:  # order matters only when something may have to go
+            computations[key] = computations.pop(key)
+    leaf_data, numbers = storage.leaf_data, storage.numbers
+    inputs = [leaf_data[i] for i in computation.data]
+    inputs += [numbers[i] for i in computation.numbers]
+    timing.collect = time.perf_counter() - started - timing.compile
+    before = time.perf_counter()
+    results = computation.run(*inputs)
+    timing.execute = time.perf_counter() - before
+    computation.runs += 1
+    before = time.perf_counter()
+    failures = _install(states, results)
+    _forget(views)
+    timing.install = time.perf_counter() - before
+    timing.outputs = len(values)
+    last = timing
+    if timing.compile:
+        _trim()
+    if failures:
+        _raise(failures)
+
+
+def _compile(values: list[ir.Value]) -> Computation:
+    before = time.perf_counter()
+    graph = Graph(values)
+    return Computation(graph, compile_graph(graph), time.perf_counter() - before)
+
+
+def _install(states: list[State], results: list[Any]) -> list[Failure]:
+    failures = []
+    for state, result in zip(states, results, strict=False):
+        if result.__class__ is Failure:
+            failures.append(result)
+            state.spec_ = state.spec
+            if state.data is None:
+                state.error = result
+            state.value = None
+            continue
+        if state.spec_ is None:
+            state.spec_ = state.value.spec  # type: ignore[union-attr]
+        state.data = result
+        state.value = None
+    failures += [r for r in results[len(states) :] if r.__class__ is Failure]
+    return failures
+
+
+def _forget(views: list[ViewState]) -> None:
+    """Begin a new trace: leaves are numbered anew."""
+    for reference in storage.leaf_states:
+        state = reference()
+        if state is not None and state.value is not None and state.value.leaf:
+            state.value = None
+    for view in views:
+        view.value = None
+    storage.live.clear()
+    storage.numbers.clear()
+    storage.leaf_data.clear()
+    storage.leaf_states.clear()
+    storage.effects.clear()
+
+
+def _raise(failures: list[Failure]) -> None:
+    """Raise what eager would have raised, with a note that names the op and the line that recorded it."""
+    first = min(failures, key=lambda f: f.node.seq)
+    error = first.error
+    error.add_note(f"lazytensor: raised by {first.node.op.name}, recorded at {first.node.line}")
+    raise error
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------------
+
+
+def _trim() -> None:
+    """After a compilation: drop the least recently used computations, and the nodes that no computation needs."""
+    while len(computations) > settings.cache_size:
+        del computations[next(iter(computations))]
+    if ir.node_count() > settings.max_nodes:
+        sweep()
+
+
+def sweep() -> None:
+    """Drop every interned node that no cached computation needs.  Only at a cut, when nothing is pending."""
+    keep: set[ir.Node] = set()
+    for key in list(computations)[-settings.cache_size // 2 :]:
+        keep.update(computations[key].graph.nodes)
+    if len(keep) > settings.max_nodes // 2:
+        computations.clear()
+        keep.clear()
+    record.drop_nodes(keep)
+    ir.nodes_dropped(len(keep))
+
+
+def clear() -> None:
+    """Forget every compiled graph and every interned node.  What is pending stays pending."""
+    global hits, misses
+    computations.clear()
+    hits = misses = 0
+    record.drop_nodes(set())
+    ir.nodes_dropped(0)

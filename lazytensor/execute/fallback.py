@@ -1,0 +1,182 @@
+"""An op that cannot be recorded: cut, run it eagerly on the CPU, continue.
+
+That is the case for results whose shape depends on data, for ops without a shape rule, and for layouts other than strided.
+Written arguments, lists of them included, are written back; results, lists included, become device data.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import torch
+
+from lazytensor.execute import cut as cutting
+from lazytensor.inspect import metrics
+from lazytensor.trace import source, storage
+from lazytensor.trace.ir import Number, Value, spec_of
+from lazytensor.trace.shapes import call_arguments, clean
+
+log = logging.getLogger("lazytensor")
+_said: set[tuple[str, str, int]] = set()
+
+
+def data_of(tensor: torch.Tensor, cause: str) -> torch.Tensor:
+    """The CPU data that an ltc tensor sees, after everything pending has run.  The caller must not write into it."""
+    state = storage.state_of(tensor)
+    base = state.base if isinstance(state, storage.ViewState) else state
+    if base.value is not None and not base.value.leaf:
+        cutting.cut(cause)
+    if base.error is not None:
+        raise storage.errors.ValueLost(base.error)
+    spec = state.spec
+    if base.spec is spec:
+        return base.data  # type: ignore[no-any-return]
+    data: torch.Tensor = base.data
+    if spec.dtype is not data.dtype:
+        data = data.as_strided((data.untyped_storage().nbytes() // data.element_size(),), (1,), 0).view(spec.dtype)
+    return data.as_strided(spec.size, spec.stride, spec.offset)
+
+
+def announce(name: str, reason: Any) -> None:
+    """Count a fallback; the first time an op falls back from a line, say so."""
+    metrics.count(name)
+    frame = source.user_frame(sys._getframe(1))
+    where = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)
+    if (name, *where) not in _said:
+        _said.add((name, *where))
+        log.warning("lazytensor: %s at %s:%d runs eagerly on the CPU (fallback): %s", name, *where, reason)
+
+
+def run_values(overload: Any, args: tuple[Any, ...], reason: Exception) -> Any:
+    """Run an op on canonical arguments."""
+    from lazytensor.trace.ir import Op
+
+    op = Op(overload.name() if callable(getattr(overload, "name", None)) else str(overload))
+    announce(op.name, reason)
+    holders = {v: storage.make(v) for v in storage_values(args)}
+    device = next((v.spec.device for v in holders if v.spec.device >= 0), None)
+
+    def convert(argument: Any) -> Any:
+        if argument.__class__ is Value:
+            return data_of(holders[argument], op.name)
+        if argument.__class__ is Number:
+            return numbers[argument]
+        if argument.__class__ is torch.device:
+            return torch.device("cpu")
+        return argument
+
+    numbers = {n: storage.numbers[n.index] for n in _numbers(args)}
+    if device is None:
+        device = next((a.index or 0 for a in args if a.__class__ is torch.device), 0)
+    positional, keyword = call_arguments(op, args, convert)
+    with clean():
+        result = op.overload(*positional, **keyword)
+    return adopt(result, device)
+
+
+def storage_values(args: tuple[Any, ...]) -> list[Value]:
+    """The tensor values among canonical arguments, each once."""
+    from lazytensor.trace.ir import values_in
+
+    return list(dict.fromkeys(values_in(args)))
+
+
+def _numbers(args: tuple[Any, ...]) -> list[Number]:
+    from lazytensor.trace.ir import flatten
+
+    return [a for a in flatten(args) if a.__class__ is Number]
+
+
+def adopt(result: Any, device: int) -> Any:
+    """CPU results as ltc tensors; what is not a strided tensor stays what it is."""
+    if isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided or result.device.type != "cpu":
+            return result
+        if result.is_conj() or result.is_neg():
+            result = result.resolve_conj().resolve_neg()
+        return storage.make_data(result.clone(memory_format=torch.preserve_format), device)
+    if isinstance(result, list | tuple):
+        return type(result)(adopt(r, device) for r in result)
+    return result
+
+
+def run_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Any, quiet: bool = False) -> Any:
+    """Run an op on the arguments its kernel was called with; what it wrote is written back."""
+    if not quiet:
+        announce(op.name, reason)
+    overload = op.overload
+    schema = overload._schema
+    device = _device_of(args, kwargs)
+    copies: dict[int, torch.Tensor] = {}
+    originals: list[torch.Tensor] = []
+
+    def convert(argument: Any, written: bool) -> Any:
+        if isinstance(argument, list | tuple):
+            return [convert(a, written) for a in argument]
+        if isinstance(argument, torch.device) and argument.type == "ltc":
+            return torch.device("cpu")
+        if not isinstance(argument, torch.Tensor) or argument.device.type != "ltc":
+            return argument
+        if not written:
+            return data_of(argument, op.name)
+        if id(argument) not in copies:
+            data = data_of(argument, op.name)
+            copies[id(argument)] = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype).copy_(data)
+            originals.append(argument)
+        return copies[id(argument)]
+
+    flags = {a.name: a.alias_info is not None and a.alias_info.is_write for a in schema.arguments}
+    order = [a.name for a in schema.arguments]
+    with clean():
+        positional = [convert(a, flags[order[i]]) for i, a in enumerate(args)]
+        keyword = {k: convert(a, flags[k]) for k, a in kwargs.items()}
+        result = overload(*positional, **keyword)
+    for tensor in originals:
+        write_back(tensor, copies[id(tensor)])
+    by_copy = {id(c): t for t in originals for c in [copies[id(t)]]}
+    return _returned(result, by_copy, device)
+
+
+def _returned(result: Any, by_copy: dict[int, torch.Tensor], device: int) -> Any:
+    if isinstance(result, torch.Tensor) and id(result) in by_copy:
+        return by_copy[id(result)]
+    if isinstance(result, list | tuple):
+        return type(result)(_returned(r, by_copy, device) for r in result)
+    return adopt(result, device)
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    for argument in [*args, *kwargs.values()]:
+        for each in argument if isinstance(argument, list | tuple) else [argument]:
+            if isinstance(each, torch.Tensor) and each.device.type == "ltc":
+                return each.device.index
+            if isinstance(each, torch.device) and each.type == "ltc":
+                return each.index or 0
+    return 0
+
+
+def write_back(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Let the tensor, whatever part of its storage it sees, have this data (of its own dtype)."""
+    state = storage.state_of(tensor)
+    if tuple(data.shape) != tuple(tensor.shape):
+        from lazytensor.device.geometry import resize
+
+        resize(tensor, tuple(data.shape))
+        state = storage.state_of(tensor)
+    if isinstance(state, storage.ViewState):
+        holder = storage.make_data(_laid_out(data, state.spec), state.spec.device)
+        storage.write(tensor, storage.value_of(holder))
+    else:
+        storage.set_data(tensor, _laid_out(data, state.spec))
+
+
+def _laid_out(data: torch.Tensor, spec: Any) -> torch.Tensor:
+    """A copy of the data in memory of its own, laid out by these strides."""
+    result = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
+    result.copy_(data)
+    return result
+
+
+__all__ = ["adopt", "announce", "data_of", "run_call", "run_values", "spec_of", "write_back"]

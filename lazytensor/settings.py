@@ -1,0 +1,118 @@
+"""Every setting of lazytensor, in one place: its type, default, environment variable and one line of help.
+
+Read a setting as ``lazytensor.settings.devices``; assign to change it; or change it for a block::
+
+    with lazytensor.settings.scope(max_pending=1000):
+        ...
+
+Environment variables are read once, at import.  ``lazytensor doctor`` lists all settings with their values and origins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def _boolean(text: str) -> bool:
+    return text.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+class Setting(Generic[T]):
+    """One setting.  ``origin`` says where its value came from: default, environment or program."""
+
+    def __init__(self, default: T, env: str, help: str, kind: Any = None) -> None:
+        self.default = default
+        self.env = env
+        self.help = help
+        self.kind = kind or (_boolean if isinstance(default, bool) else type(default))
+        self.name = ""
+        self.value = default
+        self.origin = "default"
+
+    def read_environment(self) -> None:
+        """Take the value from the environment, if it is there."""
+        text = os.environ.get(self.env)
+        if text is None:
+            return
+        try:
+            self.value = self.kind(text)
+        except ValueError:
+            raise ValueError(
+                f"{self.env}={text!r} is not a valid {self.kind.__name__} for the setting {self.name}"
+            ) from None
+        self.origin = "environment"
+
+
+_ALL: dict[str, Setting[Any]] = {
+    "devices": Setting(2, "LAZYTENSOR_DEVICES", "How many virtual devices there are: ltc:0, ltc:1, …"),
+    "backend": Setting("reference", "LAZYTENSOR_BACKEND", "The backend that compiles and runs graphs."),
+    "max_pending": Setting(250_000, "LAZYTENSOR_MAX_PENDING", "Cut by itself when this many operations are pending."),
+    "max_pending_bytes": Setting(
+        8 << 30, "LAZYTENSOR_MAX_PENDING_BYTES", "Cut by itself when the pending results need this many bytes."
+    ),
+    "cache_size": Setting(1024, "LAZYTENSOR_CACHE_SIZE", "How many compiled graphs are kept in memory."),
+    "max_nodes": Setting(
+        400_000, "LAZYTENSOR_MAX_NODES", "How many interned nodes are kept before unused ones are dropped."
+    ),
+    "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
+    "cache_dir": Setting("", "LAZYTENSOR_CACHE_DIR", "Where generated kernels and compiled graphs are kept on disk."),
+}
+
+for _name, _setting in _ALL.items():
+    _setting.name = _name
+    _setting.read_environment()
+
+
+def all_settings() -> list[Setting[Any]]:
+    """Every setting, for listing."""
+    return list(_ALL.values())
+
+
+@contextmanager
+def scope(**changes: Any) -> Iterator[None]:
+    """Change settings for a block."""
+    module = sys.modules[__name__]
+    before = {name: (_ALL[name].value, _ALL[name].origin) for name in changes}
+    try:
+        for name, value in changes.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, (value, origin) in before.items():
+            _ALL[name].value, _ALL[name].origin = value, origin
+
+
+def cache_directory() -> Path:
+    """The folder for everything that is kept on disk, only for its owner."""
+    chosen = _ALL["cache_dir"].value
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lazytensor"
+
+
+class _Settings(types.ModuleType):
+    """The module itself: settings read and assign as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ALL:
+            return _ALL[name].value
+        raise AttributeError(f"there is no setting {name!r}; known are {', '.join(sorted(_ALL))}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ALL:
+            _ALL[name].value, _ALL[name].origin = value, "program"
+        elif name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            raise AttributeError(f"there is no setting {name!r}; known are {', '.join(sorted(_ALL))}")
+
+
+sys.modules[__name__].__class__ = _Settings

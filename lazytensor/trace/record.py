@@ -1,0 +1,217 @@
+"""What happens when a kernel's table lookup misses: infer the outputs, make the node, remember it.
+
+A kernel's hit path is generated code (:mod:`lazytensor.codegen.kernels`).  Everything here runs once for each new piece of
+structure, so it can afford PyTorch's meta kernels (20 to 1,300 µs), a walk up the Python stack for the source line, and
+asking the CPU for the exact error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazytensor import errors
+from lazytensor.trace import shapes, source
+from lazytensor.trace.ir import Node, Op, Spec, Value, flatten, make_node, spec_of, values_in
+from lazytensor.trace.storage import CPU_SCALAR, make, make_view
+
+ops: dict[str, Op] = {}
+
+# Set by the layer above, which knows how to cut: trace knows nothing of execution.
+run_eagerly: Callable[[Any, tuple[Any, ...], Exception], Any]
+check_budget: Callable[[int], None] = lambda depth: None
+
+
+def op(name: str, view: bool = False) -> Op:
+    """The one Op of this name."""
+    found = ops.get(name)
+    if found is None:
+        found = ops[name] = Op(name, view)
+    return found
+
+
+mutations: list[Mutation] = []
+
+
+def drop_nodes(keep: set[Node]) -> None:
+    """Forget every interned node but these.  Leaves stay: they are few and shared by all."""
+    for each in ops.values():
+        if each.table:
+            kept = {k: v for k, v in each.table.items() if keep and _nodes(v) <= keep}
+            each.table.clear()
+            each.table.update(kept)
+    for mutation in mutations:
+        if mutation.table:
+            kept = {k: v for k, v in mutation.table.items() if keep and _nodes(v) <= keep}
+            mutation.table.clear()
+            mutation.table.update(kept)
+
+
+def _nodes(entry: Any) -> set[Node]:
+    if entry.__class__ is Value:
+        return set() if entry.leaf else {entry.node}
+    return set().union(*map(_nodes, entry)) if entry else set()
+
+
+def intern(op: Op, args: tuple[Any, ...]) -> Any:
+    """The outputs of this op on these canonical arguments: a Value, or a tuple or list of values.
+
+    Raises what eager would raise, or :class:`shapes.CannotInfer`.
+    """
+    entry = op.table.get(args)
+    if entry is None:
+        entry = op.table[args] = _build(op, args)
+    return entry
+
+
+def _build(op: Op, args: tuple[Any, ...]) -> Any:
+    device = _common_device(args)
+    result = shapes.infer(op, args)
+    specs: list[Spec | None] = []
+    layout = _structure(result, device, specs)
+    node = make_node(op, shapes.settle(op, args, specs), specs, source.here())
+    return _fill(layout, node.outputs)
+
+
+def _structure(result: Any, device: int, specs: list[Spec | None]) -> Any:
+    """Replace each tensor of a meta result by its number among the outputs."""
+    if result is None or isinstance(result, torch.Tensor):
+        specs.append(None if result is None else spec_of(result, device))
+        return len(specs) - 1
+    if isinstance(result, tuple | list):
+        kind = list if isinstance(result, list) else tuple
+        return kind(_structure(r, device, specs) for r in result)
+    raise shapes.CannotInfer(f"it returns a {type(result).__name__}")
+
+
+def _fill(layout: Any, outputs: tuple[Value | None, ...]) -> Any:
+    if isinstance(layout, int):
+        return outputs[layout]
+    return type(layout)(_fill(part, outputs) for part in layout)
+
+
+def _common_device(args: tuple[Any, ...]) -> int:
+    device = None
+    for argument in flatten(args):
+        if argument.__class__ is Value:
+            index = argument.spec.device
+        elif argument.__class__ is torch.device:
+            index = argument.index or 0
+        else:
+            continue
+        if index == CPU_SCALAR or index == device:
+            continue
+        if device is not None:
+            raise errors.mixed_devices(torch.device("ltc", index), f"ltc:{device}")
+        device = index
+    return 0 if device is None else device
+
+
+# --- entry points of generated kernels --------------------------------------------------------------------------------
+
+
+def record(op: Op, args: tuple[Any, ...]) -> Any:
+    """Record a functional op that was not in its table; the result is tensors."""
+    try:
+        entry = intern(op, args)
+    except shapes.CannotInfer as reason:
+        return run_eagerly(op.overload, args, reason)
+    tensors = wrap(entry)
+    check_budget(_depth(entry))
+    return tensors
+
+
+def record_view(op: Op, tensor: torch.Tensor, args: tuple[Any, ...]) -> Any:
+    """Record a view op that was not in its table; the result aliases ``tensor``."""
+    entry = intern(op, args)
+    if entry.__class__ is Value:
+        return make_view(tensor, entry)
+    return [make_view(tensor, v) for v in entry]
+
+
+def wrap(entry: Any) -> Any:
+    """New tensors for a table entry: a value, or a tuple or list of values."""
+    if entry.__class__ is Value:
+        return make(entry)
+    if entry is None:
+        return None
+    return type(entry)(wrap(part) for part in entry)
+
+
+def _depth(entry: Any) -> int:
+    while entry.__class__ is not Value:
+        entry = next((part for part in entry if part), None)
+        if entry is None:
+            return 0
+    return int(entry.node.depth)
+
+
+def derive(proto: Value, parent: Value) -> Value:
+    """The value that the view op behind ``proto`` makes from another value of its parent."""
+    node = proto.node
+    args = (parent, *node.args[1:])
+    entry = intern(node.op, args)
+    return entry if entry.__class__ is Value else entry[proto.index]  # type: ignore[no-any-return]
+
+
+class Mutation:
+    """An op that writes into some of its arguments, seen as a functional op whose results replace them.
+
+    ``table`` maps the canonical arguments to ``(returns, written)``: the values to return and the values the written arguments
+    take, each already of the written tensor's own geometry and dtype.
+    """
+
+    __slots__ = ("_overload", "functional", "name", "outs", "positions", "table")
+
+    def __init__(self, name: str, functional: str, positions: tuple[int, ...] = (), outs: int = 0) -> None:
+        self.name = name
+        self.functional = op(functional)
+        self.positions = positions  # which arguments are written; for an out= op none of its functional arguments
+        self.outs = outs  # how many out= arguments follow
+        self.table: dict[tuple[Any, ...], Any] = {}
+        self._overload: Any = None
+        mutations.append(self)
+
+    @property
+    def overload(self) -> Any:
+        """The mutating ``OpOverload`` itself."""
+        if self._overload is None:
+            self._overload = Op(self.name).overload
+        return self._overload
+
+    def miss(self, args: tuple[Any, ...], outs: tuple[Spec, ...] = ()) -> Any:
+        """Work out and remember the table entry for these arguments.  Raises what eager would."""
+        written = [args[i] for i in self.positions]
+        for value in values_in(written):
+            if value.spec.device == CPU_SCALAR:
+                raise errors.mixed_devices(torch.device("cpu"))
+        device = outs[0].device if outs else next(values_in(written)).spec.device
+        wanted = shapes.infer_mutation(self, args, outs, device)
+        entry = intern(self.functional, args)
+        results = list(entry) if entry.__class__ is tuple else [entry]
+        count = len(wanted)
+        new = [_conform_all(v, w) for v, w in zip(results[len(results) - count :], wanted, strict=True)]
+        found = (results[: len(results) - count], new)
+        self.table[(*args, *outs)] = found
+        check_budget(_depth(entry))
+        return found
+
+
+def _conform_all(value: Any, wanted: Any) -> Any:
+    if wanted.__class__ is Spec:
+        return conform(value, wanted)
+    return [conform(v, w) for v, w in zip(value, wanted, strict=True)]
+
+
+def conform(value: Value, wanted: Spec) -> Value:
+    """The same elements with this dtype and these strides: what a write into existing memory does to them."""
+    have = value.spec
+    if have is wanted and not value.leaf and not value.node.op.view:
+        return value
+    layout = intern(
+        op("aten::empty_strided"),
+        (wanted.size, wanted.stride, wanted.dtype, None, torch.device("ltc", wanted.device), None),
+    )
+    return intern(op("aten::copy"), (layout, value, False))  # type: ignore[no-any-return]

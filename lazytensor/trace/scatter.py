@@ -1,0 +1,130 @@
+"""Reading and writing part of a storage as pure functions of its base value.
+
+A view is a chain of view ops from the base.  To write through it, each op of the chain is undone: the op that takes a part has an
+ATen op that puts a part back (``slice`` and ``slice_scatter``), and the ops that only rearrange are undone by another view.
+A chain with any other op is written by ``as_strided_scatter``, which can express every view.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lazytensor.trace.ir import Spec, Value, spec
+from lazytensor.trace.record import conform, intern, op
+from lazytensor.trace.storage import State, ViewState, value_of_state
+
+_AS_STRIDED = op("aten::as_strided", view=True)
+
+
+def extract(base: Value, geometry: Spec) -> Value:
+    """The part of a base value that a tensor of this geometry sees."""
+    if base.dtype is not geometry.dtype:
+        base = intern(op("aten::view.dtype", view=True), (flat(base), geometry.dtype))
+    return intern(_AS_STRIDED, (base, geometry.size, geometry.stride, geometry.offset))  # type: ignore[no-any-return]
+
+
+def flat(base: Value) -> Value:
+    """The whole storage of a base value as one dimension."""
+    size = 1 + sum((n - 1) * s for n, s in zip(base.size, base.spec.stride, strict=True)) if base.spec.numel else 0
+    return intern(_AS_STRIDED, (base, (size,), (1,), 0))  # type: ignore[no-any-return]
+
+
+def replace(view: ViewState, new: Value) -> Value:
+    """The base value in which the part that ``view`` sees is ``new``."""
+    state: State | ViewState = view
+    while isinstance(state, ViewState):
+        parent = value_of_state(state.parent)
+        put_back = _PUT_BACK.get(state.proto.node.op.name)
+        if put_back is None:
+            break
+        new = put_back(parent, new, state.proto.node.args[1:], state.proto)
+        state = state.parent
+    else:
+        return conform(new, state.spec)
+    base = view.base
+    whole = value_of_state(base)
+    return conform(_scatter(whole, new, state.spec), base.spec)
+
+
+def _scatter(whole: Value, part: Value, geometry: Spec) -> Value:
+    if whole.dtype is geometry.dtype:
+        return intern(  # type: ignore[no-any-return]
+            op("aten::as_strided_scatter"), (whole, part, geometry.size, geometry.stride, geometry.offset)
+        )
+    to_dtype = op("aten::view.dtype", view=True)
+    seen = intern(to_dtype, (flat(whole), geometry.dtype))
+    done = intern(op("aten::as_strided_scatter"), (seen, part, geometry.size, geometry.stride, geometry.offset))
+    back = intern(to_dtype, (done, whole.dtype))
+    return intern(_AS_STRIDED, (back, whole.size, whole.spec.stride, 0))  # type: ignore[no-any-return]
+
+
+def _scattering(name: str) -> Any:
+    def put_back(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+        return intern(op(name), (parent, new, *rest))  # type: ignore[no-any-return]
+
+    return put_back
+
+
+def _select(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    return intern(op("aten::select_scatter"), (parent, new, *rest))  # type: ignore[no-any-return]
+
+
+def _unbind(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    return intern(op("aten::select_scatter"), (parent, new, rest[0], proto.index))  # type: ignore[no-any-return]
+
+
+def _split(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    sizes, dim = rest[0], rest[1]
+    start = sum(sizes[: proto.index]) if isinstance(sizes, tuple) else sizes * proto.index
+    end = start + new.size[dim]
+    return intern(op("aten::slice_scatter"), (parent, new, dim, start, end, 1))  # type: ignore[no-any-return]
+
+
+def _transpose(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    return intern(op("aten::transpose.int", view=True), (new, rest[0], rest[1]))  # type: ignore[no-any-return]
+
+
+def _t(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    return intern(op("aten::t", view=True), (new,))  # type: ignore[no-any-return]
+
+
+def _permute(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    dims = [d % len(rest[0]) for d in rest[0]]
+    inverse = tuple(sorted(range(len(dims)), key=dims.__getitem__))
+    return intern(op("aten::permute", view=True), (new, inverse))  # type: ignore[no-any-return]
+
+
+def _reshape(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    """Undo a view that keeps the elements in row-major order."""
+    order = spec(new.size, _row_major(new.size), 0, new.dtype, new.spec.device)
+    return intern(op("aten::view", view=True), (_dense(new, order), parent.size))  # type: ignore[no-any-return]
+
+
+def _dense(new: Value, wanted: Spec) -> Value:
+    return new if new.spec.stride == wanted.stride else conform(new, wanted)
+
+
+def _row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    from lazytensor.trace.ir import contiguous_stride
+
+    return contiguous_stride(size)
+
+
+_PUT_BACK = {
+    "aten::slice.Tensor": _scattering("aten::slice_scatter"),
+    "aten::diagonal": _scattering("aten::diagonal_scatter"),
+    "aten::select.int": _select,
+    "aten::unbind.int": _unbind,
+    "aten::split.Tensor": _split,
+    "aten::split_with_sizes": _split,
+    "aten::transpose.int": _transpose,
+    "aten::t": _t,
+    "aten::permute": _permute,
+    "aten::view": _reshape,
+    "aten::_unsafe_view": _reshape,
+    "aten::_reshape_alias": _reshape,
+    "aten::unsqueeze": _reshape,
+    "aten::squeeze": _reshape,
+    "aten::squeeze.dim": _reshape,
+    "aten::squeeze.dims": _reshape,
+}

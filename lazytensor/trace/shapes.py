@@ -1,0 +1,223 @@
+"""Shape inference, on a miss only: PyTorch's meta kernels answer, and the CPU is asked for the exact error.
+
+PyTorch's meta kernels know the size, stride and dtype of nearly every op's results.  Where they refuse, there are two
+possibilities: the call is wrong, or the op has no shape rule.  The CPU kernel tells which, on zeros of the same geometry: if it
+raises, that is the error eager would have raised; if not, the op cannot be recorded and falls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazytensor.trace import storage
+from lazytensor.trace.ir import Const, Number, Op, Spec, Value, flatten, spec_of, values_in
+
+if TYPE_CHECKING:
+    from lazytensor.trace.record import Mutation
+
+__all__ = ["CannotInfer", "call_arguments", "flatten", "infer", "infer_mutation", "settle"]
+
+
+class CannotInfer(Exception):
+    """No shape rule can take this call: it has to run eagerly."""
+
+
+def call_arguments(op: Op, args: tuple[Any, ...], convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Canonical arguments as a call: positional ones and keyword-only ones, each leaf converted."""
+    keywords = op.keywords
+    split = len(args) - len(keywords)
+    positional = [_convert(a, convert) for a in args[:split]]
+    return positional, {k: _convert(a, convert) for k, a in zip(keywords, args[split:], strict=True)}
+
+
+def _convert(argument: Any, convert: Callable[[Any], Any]) -> Any:
+    if argument.__class__ is tuple:
+        return [_convert(a, convert) for a in argument]
+    if argument.__class__ is Const:
+        return argument.value
+    return convert(argument)
+
+
+class _Stand:
+    """Turns canonical arguments into tensors of another device with the same geometry, and numbers into numbers."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.made: dict[Any, torch.Tensor] = {}
+
+    def __call__(self, argument: Any) -> Any:
+        kind = argument.__class__
+        if kind is Value:
+            tensor = self.made.get(argument)
+            if tensor is None:
+                tensor = self.made[argument] = self.tensor(argument.spec)
+            return tensor
+        if kind is Number:
+            return storage.numbers[argument.index]
+        if kind is torch.device:
+            return torch.device(self.device)
+        return argument
+
+    def tensor(self, spec: Spec) -> torch.Tensor:
+        """A tensor that looks like this, with a storage large enough for its offset."""
+        if self.device == "meta":
+            if spec.offset == 0:
+                return _empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
+            base = _empty_strided((_extent(spec),), (1,), dtype=spec.dtype, device="meta")
+        else:
+            base = torch.ops.aten.zeros.default([_extent(spec)], dtype=spec.dtype, device="cpu")
+        return base.as_strided(spec.size, spec.stride, spec.offset)
+
+
+_empty_strided = torch.ops.aten.empty_strided.default
+
+
+def _extent(spec: Spec) -> int:
+    if spec.numel == 0:
+        return spec.offset
+    return spec.offset + 1 + sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True))
+
+
+class _Clean:
+    """A scope in which PyTorch's modes, autocast and autograd of the user's code do not reach our own calls."""
+
+    def __enter__(self) -> None:
+        self.guards = [
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._DisableAutocast(),
+            torch._C.DisableTorchFunction(),
+        ]  # type: ignore[attr-defined]
+        if torch._C._len_torch_dispatch_stack():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            self.guards.append(_disable_current_modes())
+        for guard in self.guards:
+            guard.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        for guard in reversed(self.guards):
+            guard.__exit__(*exc)
+
+
+clean = _Clean
+
+
+def infer(op: Op, args: tuple[Any, ...]) -> Any:
+    """The outputs of this op as meta tensors.  Raises eager's own error, or CannotInfer."""
+    positional, keyword = call_arguments(op, args, _Stand("meta"))
+    if keyword.get("layout", torch.strided) not in (None, torch.strided):
+        raise CannotInfer(f"layout {keyword['layout']} has no lazy form")
+    try:
+        with clean():
+            result = op.overload._op(*positional, **keyword)
+    except Exception as refusal:
+        raise _why(op, op.overload, args, refusal) from None
+    return result
+
+
+def _why(op: Op, overload: Any, args: tuple[Any, ...], refusal: Exception) -> Exception:
+    """Eager's error for this call, or CannotInfer if eager would have taken it."""
+    eager = eager_error(op, overload, args)
+    if eager is not None:
+        return eager
+    return CannotInfer(str(refusal).split("\n", 1)[0] or type(refusal).__name__)
+
+
+def eager_error(op: Op, overload: Any, args: tuple[Any, ...]) -> Exception | None:
+    """The exception that the CPU raises for this call on zeros, if it does."""
+    try:
+        positional, keyword = call_arguments(op, args, _Stand("cpu"))
+        with clean(), torch.random.fork_rng(devices=[]):
+            overload._op(*positional, **keyword)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+def infer_mutation(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...], device: int) -> list[Any]:
+    """The geometry of each written argument after the op: its own, unless an out= argument had to be resized."""
+    op = mutation.functional
+    stand = _Stand("meta")
+    positional, keyword = call_arguments(op, args, stand)
+    out_tensors = [stand.tensor(s) for s in outs]
+    names = [a.name for a in mutation.overload._schema.arguments if a.is_out]
+    keyword.update(zip(names, out_tensors, strict=True))
+    failed: Exception | None = None
+    try:
+        with clean():
+            mutation.overload._op(*positional, **keyword)
+    except Exception as refusal:
+        failed = refusal
+    written = [args[i] for i in mutation.positions]
+    if failed is not None or any(map(_overlaps, flatten(written))) or _aliased(args, written):
+        error = _mutation_error(mutation, args, outs)
+        if error is not None:
+            raise error
+        if failed is not None:
+            raise CannotInfer(str(failed).split("\n", 1)[0])
+    if outs:
+        return [spec_of(t, device) for t in out_tensors]
+    return [_specs(w) for w in written]
+
+
+def _specs(written: Any) -> Any:
+    return [v.spec for v in written] if written.__class__ is tuple else written.spec
+
+
+def _overlaps(value: Any) -> bool:
+    """Whether two elements of a written value share memory, as after ``expand``."""
+    return value.__class__ is Value and any(
+        s == 0 and n > 1 for n, s in zip(value.size, value.spec.stride, strict=True)
+    )
+
+
+def root(value: Value) -> Value:
+    """The value whose memory this one sees: through any number of view ops."""
+    while value.node.op.view:
+        value = value.node.args[0]
+    return value
+
+
+def _aliased(args: tuple[Any, ...], written: list[Any]) -> bool:
+    """Whether a written value shares memory with another argument."""
+    roots = {root(v) for v in values_in(written)}
+    others = [v for v in values_in(args) if not any(v is w for w in values_in(written))]
+    return any(root(v) in roots for v in others)
+
+
+def _mutation_error(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...]) -> Exception | None:
+    """Eager's error for a mutating call, tried on the CPU with arguments that share memory where the real ones do."""
+
+    class Sharing(_Stand):
+        def __call__(self, argument: Any) -> Any:
+            if argument.__class__ is Value and argument.node.op.view:
+                base = super().__call__(root(argument))
+                if base.dtype is argument.dtype:
+                    spec = argument.spec
+                    return base.as_strided(spec.size, spec.stride, spec.offset)
+            return super().__call__(argument)
+
+    stand = Sharing("cpu")
+    positional, keyword = call_arguments(mutation.functional, args, stand)
+    names = [a.name for a in mutation.overload._schema.arguments if a.is_out]
+    keyword.update(zip(names, [stand.tensor(s) for s in outs], strict=True))
+    try:
+        with clean(), torch.random.fork_rng(devices=[]):
+            mutation.overload._op(*positional, **keyword)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+def settle(op: Op, args: tuple[Any, ...], specs: list[Spec | None]) -> tuple[Any, ...]:
+    """The arguments a node keeps: a factory's dtype is written out, since PyTorch's default may change before the node runs."""
+    keywords = op.keywords
+    if "device" not in keywords or "dtype" not in keywords:
+        return args
+    at = len(args) - len(keywords) + keywords.index("dtype")
+    if args[at] is None and specs and specs[0] is not None:
+        return (*args[:at], specs[0].dtype, *args[at + 1 :])
+    return args

@@ -1,0 +1,100 @@
+"""The runner starts workers, alternates among them, and turns what goes wrong in one into a line of the result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from lazytensor.bench import report, runner, worker, workloads
+
+EAGER = runner.EAGER
+TWIN = runner.System("twin", "eager")
+
+
+@pytest.fixture(scope="module")
+def race() -> runner.Race:
+    """Two equal eager lanes after a few steps."""
+    with runner.Race([(EAGER, "mlp_adam"), (TWIN, "mlp_adam")]) as race:
+        race.warm(seconds=0.05, budget=60.0)
+        race.alternate(turns=3, seconds=0.01)
+    return race
+
+
+def test_each_lane_takes_every_turn(race: runner.Race) -> None:
+    for result in race.results():
+        assert result["error"] is None
+        assert len(result["turns"]) == 3
+        assert 0 < result["min_s"] <= result["step_s"]
+        assert result["first_s"] > 0 and result["peak_mb"] > 0
+
+
+def test_equal_programs_have_equal_losses(race: runner.Race) -> None:
+    results = race.results()
+    assert len(results[0]["losses"]) >= 3
+    assert report.loss_difference(results, results[1], EAGER.name) == 0
+
+
+def test_ratio_pairs_the_turns(race: runner.Race) -> None:
+    assert report.ratio(race.results(), EAGER.name, EAGER.name, "mlp_adam") == 1.0
+    assert report.ratio(race.results(), "absent", EAGER.name, "mlp_adam") is None
+
+
+def test_results_are_plain_data(race: runner.Race) -> None:
+    results = race.results()
+    assert json.loads(json.dumps(results)) == results
+
+
+def test_ops_of_a_step_are_counted() -> None:
+    with runner.Race([(EAGER, "chain_100")]) as race:
+        answer = race.lanes[0].ask("count")
+    assert answer is not None and answer["by_name"] == {"aten.add.Tensor": 100}
+
+
+def test_an_error_ends_its_lane_only() -> None:
+    with runner.Race([(EAGER, "no_such_workload"), (EAGER, "chain_100")]) as race:
+        race.warm(seconds=0.01, budget=60.0)
+        race.alternate(turns=1, seconds=0.01)
+    wrong, right = race.results()
+    assert wrong["error"].startswith("ValueError: no workload named 'no_such_workload'")
+    assert right["error"] is None and len(right["turns"]) == 1
+    console = Console(file=StringIO(), width=200)
+    console.print(*report.lanes_tables(race.results(), {"first": lambda lane: report.duration(lane["first_s"])}))
+    assert "no_such_workload" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_lane_over_its_budget_is_cut_off() -> None:
+    with runner.Race([(EAGER, "chain_1000")]) as race:
+        lane = race.lanes[0]
+        lane.allow(0.05)
+        assert lane.round(1_000_000) is None
+        assert lane.error == "cut off after 0 s"
+        assert lane.round(1) is None
+
+
+def test_a_worker_that_dies_says_how() -> None:
+    with runner.Race([(EAGER, "chain_100")]) as race:
+        lane = race.lanes[0]
+        lane._process.kill()
+        assert lane.round(1) is None
+        assert lane.error == "killed by SIGKILL"
+
+
+def test_a_process_of_another_system_never_loads_lazytensor() -> None:
+    line, environment = worker.command(["--system=eager", "--workload=chain_100", "--steps=2", "--json"])
+    code = "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
+    code += "print([name for name in sys.modules if name.split('.')[0] == 'lazytensor'], file=sys.stderr)"
+    line[2:2] = ["-c", code]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["workload"] == "chain_100"
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", [*workloads.RECIPES, "chain_7"])
+def test_a_workload_builds_the_same_every_time(name: str) -> None:
+    first, second = (workloads.build(name, "cpu").step() for _ in range(2))
+    assert first.isfinite().all()
+    assert first.equal(second)
