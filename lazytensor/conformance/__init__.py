@@ -1,0 +1,1 @@
+"""Conformance: what the device and a backend promise, checked against CPU eager."""
