@@ -131,6 +131,22 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None 
     return alias
 
 
+class Untyped(State):
+    """A storage made of bytes, which no tensor has looked at yet: the first to do so decides what its base value looks like."""
+
+    __slots__ = ()
+
+    def settle(self, wanted: Spec) -> None:
+        """Become an ordinary state with this geometry if it takes all the bytes, else a row of elements of its dtype."""
+        count = self.spec.numel // wanted.dtype.itemsize
+        data = self.data[: count * wanted.dtype.itemsize].view(wanted.dtype)
+        if wanted.offset == 0 and wanted.numel == count == extent(wanted.size, wanted.stride, 0):
+            data = data.as_strided(wanted.size, wanted.stride)
+        self.data = data
+        self.spec_ = spec_of(data, wanted.device)
+        self.__class__ = State  # type: ignore[assignment]
+
+
 def adopt_storage(tensor: torch.Tensor, source: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
     """``set_``: let the tensor look at another storage."""
     memory: torch.UntypedStorage = source._untyped_storage if isinstance(source, torch.TypedStorage) else source
@@ -141,6 +157,8 @@ def adopt_storage(tensor: torch.Tensor, source: Any, offset: int, size: Any, str
     if size is None:
         size = (extent(have.size, have.stride, 0) * have.dtype.itemsize // tensor.dtype.itemsize,)
     geometry = spec(size, stride or contiguous_stride(size), offset, tensor.dtype, have.device)
+    if base.__class__ is Untyped:
+        base.settle(geometry)
     tensors.reshape(tensor, memory, geometry)
     base = grow(base, memory, extent(geometry.size, geometry.stride, geometry.offset), geometry.dtype)
     return look(tensor, base, geometry)

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from lazytensor.device import serialization
 from lazytensor.trace import record
+from lazytensor.trace.tensors import DEVICE
 
 _done = False
 
@@ -22,6 +24,11 @@ def apply() -> None:
     leave_state_out_of_pickles()
     backward_on_callers_thread()
     keep_parameters_on_conversion()
+    give_storages_their_size()
+    make_and_clone_storages()
+    share_loaded_storages()
+    write_data_for_tensors()
+    print_from_the_cpu()
 
 
 def forget_shortcut_on_data_assignment() -> None:
@@ -135,3 +142,85 @@ def _give_contents_back(before: list[tuple[torch.nn.Module, str, torch.nn.Parame
                 continue
             swapped.add(id(old))
         module._parameters[name] = old
+
+
+def give_storages_their_size() -> None:
+    """A storage of ltc has no memory, so C++ says that it has none.
+
+    Symptom: ``x.untyped_storage().nbytes()`` was 0, and a copy made with that size failed: "The size of tensor a (0) must match
+    the size of tensor b (24)".
+    """
+    known = torch._C.StorageBase.nbytes
+
+    def nbytes(self: torch.UntypedStorage) -> int:
+        return serialization.nbytes(self) if hasattr(self, "_lt") else known(self)  # type: ignore[arg-type]
+
+    for name in ("nbytes", "size", "__len__"):
+        setattr(torch.UntypedStorage, name, nbytes)
+
+
+def make_and_clone_storages() -> None:
+    """C++ makes a storage by asking the device's allocator, and ltc has none.
+
+    Symptom: ``torch.UntypedStorage(4, device="ltc")`` ended the process with a segmentation fault, and so did
+    ``copy.deepcopy(tensor)``, which clones the storage that way.
+    """
+    make, clone = torch.UntypedStorage.__new__, torch.UntypedStorage.clone
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and torch.device(device).type == DEVICE:
+            contents = args[0] if args else 0
+            if isinstance(contents, int):
+                return serialization.empty(contents, torch.device(device))
+            return serialization.from_bytes(make(cls, *args, **kwargs), torch.device(device).index or 0)
+        return make(cls, *args, **kwargs) if device is None else make(cls, *args, device=device, **kwargs)
+
+    def clone_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        return serialization.clone(self) if hasattr(self, "_lt") else clone(self)
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign,assignment]
+    torch.UntypedStorage.clone = clone_storage  # type: ignore[method-assign]
+
+
+def share_loaded_storages() -> None:
+    """``torch.load`` keeps a storage for the next tensor that shares it only if the storage's address is not 0.
+
+    Symptom: a tensor and its view came back from a file as two tensors that had nothing to do with each other.
+    """
+    original = torch.TypedStorage._data_ptr
+
+    def data_ptr(self: Any) -> int:
+        state = getattr(self._untyped_storage, "_lt", None)
+        return original(self) if state is None else id(state)  # type: ignore[no-any-return]
+
+    torch.TypedStorage._data_ptr = data_ptr
+
+
+def write_data_for_tensors() -> None:
+    """Pickling reads a tensor's bytes through its storage, and an ltc storage has none.
+
+    Symptom: ``torch.save(x)``: "Attempted to access the data pointer on an invalid python storage".
+    """
+    original = torch.Tensor._reduce_ex_internal
+
+    def reduce_ex(self: torch.Tensor, proto: Any) -> Any:
+        if self.device.type == DEVICE and self.layout is torch.strided:
+            return original(serialization.stand_in(self), proto)
+        return original(self, proto)
+
+    torch.Tensor._reduce_ex_internal = reduce_ex
+
+
+def print_from_the_cpu() -> None:
+    """Formatting a tensor selects its finite and non-zero elements, looks for the largest, and reads numbers one by one.
+
+    Symptom: ``print(x)`` compiled five graphs and fell back for ``masked_select``.  The CPU formats a copy.
+    """
+    from torch import _tensor_str as module
+
+    original = module._tensor_str
+
+    def tensor_str(self: torch.Tensor, indent: int) -> str:
+        return original(self.cpu() if self.device.type == DEVICE else self, indent)  # type: ignore[no-any-return]
+
+    module._tensor_str = tensor_str

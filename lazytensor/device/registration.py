@@ -9,7 +9,6 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from lazytensor import errors
 from lazytensor.codegen import device as generated
-from lazytensor.device import patches
 from lazytensor.device.module import DeviceModule
 from lazytensor.trace.tensors import DEVICE
 
@@ -27,6 +26,7 @@ def register() -> None:
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule())
     from lazytensor.device.composites import COMPOSITES
     from lazytensor.device.kernels import KERNELS
+    from lazytensor.device import patches, serialization
 
     library = torch.library.Library("aten", "IMPL")
     kernels = {**generated.load().kernels, **KERNELS}
@@ -34,4 +34,5 @@ def register() -> None:
         library.m.impl("aten::" + name, "PrivateUse1", kernel, False)
     for name, kernel in COMPOSITES.items():
         library.m.impl("aten::" + name, "AutogradPrivateUse1", kernel, False)
+    serialization.register()
     patches.apply()
