@@ -59,14 +59,14 @@ def mutate(mutation: Mutation, key: tuple[Any, ...], written: tuple[Any, ...], r
 def _mutate_eagerly(mutation: Mutation, key: tuple[Any, ...], written: tuple[Any, ...], returned: Any, why: Any) -> Any:
     """Run the mutating op itself on the CPU, on copies, and write back."""
     numbers = {n: storage.numbers[n.index] for n in fallbacks._numbers(key)}
-    holders = {v: storage.make(v) for v in fallbacks.storage_values(key)}
+    read = fallbacks.reader(key, mutation.name)
     fallbacks.announce(mutation.name, why)
     copies: dict[Value, torch.Tensor] = {}
 
     def convert(argument: Any) -> Any:
         if argument.__class__ is Value:
             if argument not in copies:
-                data = fallbacks.data_of(holders[argument], mutation.name)
+                data = read(argument)
                 copies[argument] = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype).copy_(data)
             return copies[argument]
         return numbers.get(argument, argument) if argument.__class__ is not tuple else argument

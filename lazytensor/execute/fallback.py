@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,12 +56,12 @@ def run_values(overload: Any, args: tuple[Any, ...], reason: Exception) -> Any:
 
     op = Op(overload.name() if callable(getattr(overload, "name", None)) else str(overload))
     announce(op.name, reason)
-    holders = {v: storage.make(v) for v in storage_values(args)}
-    device = next((v.spec.device for v in holders if v.spec.device >= 0), None)
+    read = reader(args, op.name)
+    device = next((v.spec.device for v in storage_values(args) if v.spec.device >= 0), None)
 
     def convert(argument: Any) -> Any:
         if argument.__class__ is Value:
-            return data_of(holders[argument], op.name)
+            return read(argument)
         if argument.__class__ is Number:
             return numbers[argument]
         if argument.__class__ is torch.device:
@@ -74,6 +75,18 @@ def run_values(overload: Any, args: tuple[Any, ...], reason: Exception) -> Any:
     with clean():
         result = op.overload(*positional, **keyword)
     return adopt(result, device)
+
+
+def reader(args: tuple[Any, ...], cause: str) -> Callable[[Value], torch.Tensor]:
+    """How to read the values among canonical arguments, cuts in between or not: each is held until the reader dies."""
+    held: dict[Value, torch.Tensor] = {}
+    for value in storage_values(args):
+        held[value] = storage.leaf_data[value.node.args[1]] if value.leaf else storage.make(value)
+
+    def read(value: Value) -> torch.Tensor:
+        return held[value] if value.leaf else data_of(held[value], cause)
+
+    return read
 
 
 def storage_values(args: tuple[Any, ...]) -> list[Value]:
