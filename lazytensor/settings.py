@@ -62,6 +62,14 @@ _ALL: dict[str, Setting[Any]] = {
     "max_nodes": Setting(
         400_000, "LAZYTENSOR_MAX_NODES", "How many interned nodes are kept before unused ones are dropped."
     ),
+    "diagnostics": Setting(
+        True, "LAZYTENSOR_DIAGNOSTICS", "Keep the ledgers of cuts, recompilations and fallbacks, and blame recompilations."
+    ),
+    "ledger_size": Setting(4096, "LAZYTENSOR_LEDGER_SIZE", "How many cuts and fallbacks the ledgers keep one by one."),
+    "save_tensors_file": Setting("", "LTC_SAVE_TENSORS_FILE", "Append the graph of every cut to this file."),
+    "save_tensors_format": Setting(
+        "text", "LTC_SAVE_TENSORS_FMT", "The format of that file: text, dot, python or backend."
+    ),
     "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
     "cache_dir": Setting("", "LAZYTENSOR_CACHE_DIR", "Where generated kernels and compiled graphs are kept on disk."),
 }

@@ -15,6 +15,7 @@ from typing import Any
 from lazytensor import settings
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.reference import Failure, Program
+from lazytensor.inspect import events
 from lazytensor.trace import ir, record, storage
 from lazytensor.trace.storage import State, ViewState
 
@@ -22,7 +23,7 @@ from lazytensor.trace.storage import State, ViewState
 class Computation:
     """A compiled graph and which leaves it takes."""
 
-    __slots__ = ("compile_seconds", "data", "graph", "numbers", "run", "runs")
+    __slots__ = ("__weakref__", "compile_seconds", "data", "graph", "info", "numbers", "run", "runs")
 
     def __init__(self, graph: Graph, run: Callable[..., list[Any]], compile_seconds: float) -> None:
         self.graph = graph
@@ -31,6 +32,7 @@ class Computation:
         self.numbers = [n.index for n in graph.numbers]
         self.runs = 0
         self.compile_seconds = compile_seconds
+        self.info: events.Known | None = None  # what the ledgers know of it
 
 
 class CutTiming:
@@ -88,16 +90,20 @@ def cut(cause: str = "sync") -> None:
     if not values and not storage.effects:
         _forget(views)
         return
+    if events.guard is not None:
+        events.guard(cause)
     values += storage.effects
     key = tuple(values)
     timing = CutTiming()
     computation = computations.get(key)
+    hit = computation is not None
     if computation is None:
         misses += 1
         before = time.perf_counter()
-        computation = _compile(values)
+        computation = events.profiled("lazytensor::compile", _compile, values)
         timing.compile = time.perf_counter() - before
         computations[key] = computation
+        events.on_miss(computation, cause)
     else:
         hits += 1
         if len(computations) > settings.cache_size // 2:  # order matters only when something may have to go
@@ -107,7 +113,14 @@ def cut(cause: str = "sync") -> None:
     inputs += [numbers[i] for i in computation.numbers]
     timing.collect = time.perf_counter() - started - timing.compile
     before = time.perf_counter()
-    results = computation.run(*inputs)
+    try:
+        if events.take_over is None and not events.profiling():
+            results = computation.run(*inputs)
+        else:
+            results = events.run_watched(computation, inputs)
+    except BaseException as error:
+        events.on_cut(cause, computation, hit, started, timing, error)
+        raise
     timing.execute = time.perf_counter() - before
     computation.runs += 1
     before = time.perf_counter()
@@ -116,6 +129,7 @@ def cut(cause: str = "sync") -> None:
     timing.install = time.perf_counter() - before
     timing.outputs = len(values)
     last = timing
+    events.on_cut(cause, computation, hit, started, timing, failures[0].error if failures else None)
     if timing.compile:
         _trim()
     if failures:

@@ -1,19 +1,32 @@
-"""Which line of the user's program made a node.
+"""Which line of the user's program made a node, in which module, and for backward: which forward line it belongs to.
 
 Asked for on a miss only.  Frames of PyTorch, of lazytensor and of the standard library are skipped by rule: the line is the
-innermost frame that belongs to neither.  In backward the user's frame is the ``backward()`` call; the forward line that an
-autograd node belongs to is found through its sequence number.
+innermost frame that belongs to neither.  The module path (``model.blocks.3.attn``) comes from the ``nn.Module`` calls on the
+stack.
+
+In backward the user's frame is the ``backward()`` call, which says little.  The forward line is found in this order:
+
+1. by the autograd node's sequence number, under which the forward op noted its line when it was new;
+2. if the forward was not new (it hit, so it noted nothing): by the saved forward values among the arguments, through
+   the interned node that made them or that used them;
+3. by the forward line of the gradient that comes in: the nearest neighbour.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
+import weakref
+from collections.abc import Iterable
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from lazytensor.trace.ir import Op, Value
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -29,13 +42,18 @@ class Line(NamedTuple):
     number: int
     function: str
     forward: tuple[str, int, str] | None = None  # for an op of backward: the forward line it belongs to
-    module: str | None = None
+    module: str | None = None  # the path of the nn.Module whose call made it, or for backward whose forward did
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.number} in {self.function}"
         if self.forward is not None:
             where = f"{self.forward[0]}:{self.forward[1]} in {self.forward[2]} (its backward, from {where})"
         return where
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """The line that a reader wants to see: for an op of backward, the forward line."""
+        return self.forward or (self.file, self.number, self.function)
 
 
 UNKNOWN = Line("<unknown>", 0, "<unknown>")
@@ -68,23 +86,134 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-# Forward lines by autograd sequence number, for the backward of the same step: written on a miss, bounded by the cut.
-_forward: dict[int, Line] = {}
+# --- modules ----------------------------------------------------------------------------------------------------------------
+
+_CALL = torch.nn.Module._call_impl.__code__  # type: ignore[attr-defined]
+# For each outermost module seen: its name and the path of each module in it.
+roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, dict[int, str]]] = weakref.WeakKeyDictionary()
+
+
+def module_path(frame: FrameType | None) -> str | None:
+    """The path of the innermost module that is being called, from the outermost one; None outside of any."""
+    inner: Any = None
+    outer: FrameType | None = None
+    while frame is not None:
+        if frame.f_code is _CALL:
+            outer = frame
+            if inner is None:
+                inner = _self(frame)
+        frame = frame.f_back
+    if outer is None:
+        return None
+    root = _self(outer)
+    if root not in roots:
+        roots[root] = (_name(root, outer), {})
+    name, paths = roots[root]
+    path = paths.get(id(inner))
+    if path is None:
+        paths.clear()
+        paths.update((id(module), each) for each, module in root.named_modules(remove_duplicate=False))
+        path = paths.setdefault(id(inner), type(inner).__name__)
+    return f"{name}.{path}" if path else name
+
+
+def _self(frame: FrameType) -> torch.nn.Module:
+    # Reading the locals of a frame keeps them alive as long as the frame: harmless here, where PyTorch's own frame holds
+    # the module and its arguments anyway, and the reason why no frame of the user is read like this.
+    return frame.f_locals["self"]  # type: ignore[no-any-return]
+
+
+def _name(module: torch.nn.Module, frame: FrameType) -> str:
+    """The user's name for a module: that of a global variable, else its class."""
+    caller = user_frame(frame)
+    if caller is not None:
+        for name, value in list(caller.f_globals.items()):
+            if value is module:
+                return name
+    return type(module).__name__
+
+
+# --- forward lines for backward ------------------------------------------------------------------------------------------------
+
+# By autograd sequence number: what was new right after that autograd node was made, and where.  The node of an op is made just
+# before its kernel runs, so the first entry under a number is usually the op itself; the name tells for sure.
+_forward: dict[int, list[tuple[str, Line]]] = {}
 _next_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node = torch._C._current_autograd_node  # type: ignore[attr-defined]
+_BUILT_IN = re.compile(r"(.+)Backward\d+$")
 
 
-def here() -> Line:
-    """The user's line that is running now."""
+def here(op: Op, args: tuple[Any, ...]) -> Line:
+    """The user's line that is running now, and records this op with these canonical arguments."""
     frame = user_frame(sys._getframe(1))
     if frame is None:
         return UNKNOWN
-    line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
     node = _current_node()
     if node is None:
-        _forward[_next_sequence()] = line
+        line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, module_path(sys._getframe(1)))
         if len(_forward) > 100_000:
             _forward.clear()
+        noted = _forward.setdefault(_next_sequence() - 1, [])
+        if len(noted) < 4:
+            noted.append((_plain(op.name), line))
         return line
-    origin = _forward.get(node._sequence_nr())
-    return line if origin is None else line._replace(forward=origin[:3])
+    line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    origin = _origin(node, args)
+    return line if origin is None else line._replace(forward=origin.place, module=origin.module)
+
+
+def _plain(name: str) -> str:
+    """``aten::_log_softmax.int`` as ``logsoftmax``: comparable with the name of an autograd node."""
+    return name.rpartition("::")[2].partition(".")[0].replace("_", "").lower()
+
+
+def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
+    built_in = _BUILT_IN.match(node.name())
+    noted = _forward.get(node._sequence_nr(), ())
+    if built_in is None:  # a torch.autograd.Function: what its forward recorded first
+        return noted[0][1] if noted else None
+    wanted = built_in[1].lower()
+    for name, line in noted:
+        if name.startswith(wanted):
+            return line
+    from lazytensor.trace.ir import values_in
+
+    values = list(values_in(args))
+    saved = [v for v in values if not v.leaf and v.node.line is not None and v.node.line.forward is None]
+    found = next((v.node.line for v in saved if _plain(v.node.op.name).startswith(wanted)), None)
+    found = found or _user_of([v for v in values if v.leaf or v in saved], wanted)
+    if found is not None:  # the other ops of the same autograd node have no saved value among their arguments
+        _forward.setdefault(node._sequence_nr(), []).append((wanted, found))
+        return found
+    return next((v.node.line for v in values if not v.leaf and v.node.line and v.node.line.forward is not None), None)
+
+
+def _user_of(saved: Iterable[Value], wanted: str) -> Line | None:
+    """The line of a forward node of this name that takes all these values."""
+    from lazytensor.trace.record import ops
+
+    needed = set(saved)
+    if not needed:
+        return None
+    for each in ops.values():
+        if each.table and _plain(each.name).startswith(wanted):
+            for key, entry in each.table.items():
+                if needed.issubset(_members(key)):
+                    line = _line(entry)
+                    if line is not None and line.forward is None:
+                        return line
+    return None
+
+
+def _members(key: tuple[Any, ...]) -> Iterable[Any]:
+    for part in key:
+        if part.__class__ is tuple:
+            yield from part
+        else:
+            yield part
+
+
+def _line(entry: Any) -> Line | None:
+    while isinstance(entry, tuple | list):
+        entry = next((part for part in entry if part is not None), None)
+    return None if entry is None else entry.node.line

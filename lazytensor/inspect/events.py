@@ -1,0 +1,343 @@
+"""What happened: every cut, compiled graph and fallback, noted as plain facts while the program runs.
+
+``execute`` calls the ``on_…`` functions; everything else in ``inspect`` reads.  A warm cut appends one tuple of references
+to a list: lines, sizes and prices are worked out when somebody asks.  Nothing here imports ``execute``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from lazytensor import settings
+from lazytensor.inspect import places
+from lazytensor.trace import source
+from lazytensor.trace.ir import Value
+
+log = logging.getLogger("lazytensor.diagnostics")
+
+profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled  # type: ignore[attr-defined]
+epoch = time.time() - time.perf_counter()  # what to add to a time noted here to get wall-clock time
+
+# What the scopes of lazytensor.inspect put in the way of a cut; None almost always.
+guard: Callable[[str], None] | None = None  # asked before a cut; raises to forbid it
+take_over: Callable[[Any, list[Any]], list[Any]] | None = None  # runs the graph instead of the compiled computation
+after_cut: Callable[[Any], None] | None = None  # told the graph of each cut: the save-tensors file
+
+step = 0  # how often lazytensor.sync() was called
+_diagnostics = settings._ALL["diagnostics"]
+
+
+class Known:
+    """A graph that was compiled: what stays known of it when its nodes are gone."""
+
+    def __init__(self, computation: Any, cause: str, where: tuple[CodeType | None, int]) -> None:
+        graph = computation.graph
+        self.number = 0
+        self.graph: Any = graph
+        self.computation = weakref.ref(computation)
+        self.cause = cause
+        self.where = where
+        self.nodes = len(graph.nodes)
+        self.ops = Counter(node.op.name for node in graph.nodes)
+        self.sequence = tuple(node.op.name for node in graph.nodes)
+        self.inputs = len(graph.data)
+        self.numbers = len(graph.numbers)
+        self.outputs = len(graph.outputs)
+        self.bytes_in = sum(v.spec.nbytes for v in graph.data)
+        self.bytes_out = sum(v.spec.nbytes for v in graph.outputs)
+        self.compile_seconds = float(computation.compile_seconds)
+        self.backend = str(getattr(computation, "backend", None) or settings.backend)
+        self.runs = 0
+        self.hits = 0
+        self.step = step
+        self.fresh: Counter[str] = Counter()  # nodes that were new with this graph
+        self.blame: Any = None
+
+    @property
+    def name(self) -> str:
+        """How the graph is called in ledgers."""
+        return f"G{self.number}"
+
+
+class Cut(NamedTuple):
+    """One cut, as noted."""
+
+    cause: str
+    code: CodeType | None
+    instruction: int
+    known: Known
+    hit: bool
+    started: float
+    timing: Any
+    step: int
+    error: BaseException | None
+
+    @property
+    def place(self) -> places.Place:
+        """The user's line that made the cut."""
+        return places.place(self.code, self.instruction)
+
+    @property
+    def reason(self) -> str:
+        """The cause in the user's words: ``loss.item()`` rather than ``item``."""
+        return places.reason(self.cause, self.code, self.instruction)
+
+    @property
+    def seconds(self) -> float:
+        """How long the program waited for this cut."""
+        timing = self.timing
+        return float(timing.collect + timing.compile + timing.execute + timing.install)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the program asked for it, and not for a value."""
+        return self.cause in EXPLICIT
+
+
+EXPLICIT = frozenset(("sync", "synchronize"))
+BUDGET = "budget"
+
+
+class Fallback:
+    """One op that ran eagerly on the CPU."""
+
+    __slots__ = ("bytes_in", "bytes_out", "code", "instruction", "name", "reason", "seconds", "started", "step")
+
+    def __init__(self, name: str, reason: str, code: CodeType | None, instruction: int, bytes_in: int) -> None:
+        self.name = name
+        self.reason = reason
+        self.code = code
+        self.instruction = instruction
+        self.bytes_in = bytes_in
+        self.bytes_out = 0
+        self.seconds = 0.0
+        self.started = time.perf_counter()
+        self.step = step
+
+    def done(self, result: Any) -> None:
+        """Note what came back."""
+        self.seconds = time.perf_counter() - self.started
+        self.bytes_out = _bytes([result])
+
+    @property
+    def place(self) -> places.Place:
+        """The user's line that called the op."""
+        return places.place(self.code, self.instruction)
+
+
+cuts: list[Any] = []  # Cut fields as plain tuples, the latest last
+graphs: dict[int, Known] = {}
+fallbacks: list[Fallback] = []
+read_bytes = 0  # from the device to the host
+_numbered = 0
+_last_node = 0  # the newest node that a known graph has
+
+
+class Totals:
+    """What was folded away from the lists, so that totals stay true."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, list[float]] = {}  # name -> [samples, sum]
+        self.counters: Counter[str] = Counter()
+        self.ops: Counter[str] = Counter()
+        self.reused: Counter[str] = Counter()
+
+
+folded = Totals()
+
+
+# --- called by execute -------------------------------------------------------------------------------------------------------
+
+
+def on_cut(cause: str, computation: Any, hit: bool, started: float, timing: Any, error: BaseException | None) -> None:
+    """A cut is done, or failed."""
+    if not _diagnostics.value:
+        return
+    frame = source.user_frame(sys._getframe(2))
+    known = computation.info
+    if known is None:
+        known = _know(computation, cause, places.where(frame))
+    known.runs += 1
+    if hit:
+        known.hits += 1
+    if frame is None:
+        cuts.append((cause, None, 0, known, hit, started, timing, step, error))
+    else:
+        cuts.append((cause, frame.f_code, frame.f_lasti, known, hit, started, timing, step, error))
+    if len(cuts) >= 2 * settings_ledger.value:
+        _fold()
+    if after_cut is not None:
+        after_cut(computation.graph)
+
+
+settings_ledger = settings._ALL["ledger_size"]
+
+
+def on_miss(computation: Any, cause: str) -> None:
+    """A graph was compiled and is about to run; its leaves are still there to look at."""
+    if not _diagnostics.value:
+        return
+    frame = source.user_frame(sys._getframe(2))
+    known = _know(computation, cause, places.where(frame))
+    try:
+        from lazytensor.inspect import blame
+
+        known.blame = blame.of(known)
+    except Exception:  # a mistake in a diagnosis must not become the program's
+        if settings.check:
+            raise
+        log.exception("lazytensor: could not compare this recompilation with the graphs known before")
+
+
+def on_fallback(name: str, reason: Any, arguments: Iterable[Any]) -> Fallback:
+    """An op is about to run eagerly on the CPU."""
+    frame = source.user_frame(sys._getframe(2))
+    code, instruction = places.where(frame)
+    event = Fallback(name, str(reason), code, instruction, _bytes(arguments))
+    if _diagnostics.value:
+        fallbacks.append(event)
+        if len(fallbacks) >= 2 * settings_ledger.value:
+            del fallbacks[: settings_ledger.value]
+    return event
+
+
+def on_step() -> None:
+    """``lazytensor.sync()`` was called: a step ends."""
+    global step
+    step += 1
+
+
+def run_watched(computation: Any, inputs: list[Any]) -> list[Any]:
+    """Run a computation under a profiler's range, or as a scope of ``inspect`` wants it run."""
+    if profiling():
+        with torch._C._profiler._RecordFunctionFast("lazytensor::execute"):  # type: ignore[attr-defined]
+            return take_over(computation, inputs) if take_over is not None else computation.run(*inputs)  # type: ignore[no-any-return]
+    return take_over(computation, inputs) if take_over is not None else computation.run(*inputs)  # type: ignore[no-any-return]
+
+
+def profiled(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, as a range of its own if a profiler is on."""
+    if not profiling():
+        return function(*args)
+    with torch._C._profiler._RecordFunctionFast(name):  # type: ignore[attr-defined]
+        return function(*args)
+
+
+# --- keeping -------------------------------------------------------------------------------------------------------------------
+
+
+def _know(computation: Any, cause: str, where: tuple[CodeType | None, int]) -> Known:
+    global _numbered, _last_node
+    known = computation.info = Known(computation, cause, where)
+    _numbered += 1
+    known.number = _numbered
+    nodes = known.graph.nodes
+    known.fresh = Counter(node.op.name for node in nodes if node.seq > _last_node)
+    _last_node = max(_last_node, nodes[-1].seq) if nodes else _last_node
+    graphs[known.number] = known
+    _slim()
+    return known
+
+
+def _slim() -> None:
+    """Let go of the nodes of old graphs, and of graphs that cannot run again."""
+    room = settings.max_nodes // 2
+    for number in reversed(graphs):
+        known = graphs[number]
+        if known.graph is not None:
+            room -= known.nodes
+            if room < 0 and number != _numbered:
+                known.graph = None
+    if len(graphs) > settings_ledger.value:
+        for number, known in list(graphs.items())[: len(graphs) // 2]:
+            if known.computation() is None:
+                folded.ops.update({op: n * known.runs for op, n in known.ops.items()})
+                folded.reused.update(reused(known))
+                del graphs[number]
+
+
+def reused(known: Known) -> Counter[str]:
+    """How often a node of this graph was recorded again instead of made."""
+    return Counter({op: n * known.runs - known.fresh[op] for op, n in known.ops.items()})
+
+
+def samples(cut: Cut) -> Iterable[tuple[str, float]]:
+    """The metrics that one cut gives a sample of."""
+    timing, known = cut.timing, cut.known
+    yield "TensorsGraphSize", known.nodes
+    yield "ExecuteTime", timing.execute
+    yield f"ExecuteTime.{known.backend}", timing.execute
+    yield "IrValueTensorToDataHandle", timing.collect
+    yield "CutTime", cut.seconds
+    if not cut.hit:
+        yield "CompileTime", timing.compile
+        yield f"CompileTime.{known.backend}", timing.compile
+    if not cut.explicit:
+        yield "DeviceLockWait", cut.seconds
+
+
+def counts(cut: Cut) -> Iterable[tuple[str, int]]:
+    """The counters that one cut adds to."""
+    yield ("CachedCompile" if cut.hit else "UncachedCompile"), 1
+    yield "SyncedTensorsWithIR", cut.timing.outputs
+    yield "DeviceDataCacheMiss", cut.known.numbers
+    yield f"Cut.{'sync' if cut.explicit else 'read'}", 1
+    if cut.cause == BUDGET:
+        yield "TrimIrGraph", 1
+    if not cut.hit and cut.known.blame is not None and cut.known.blame.old is not None:
+        yield "TrieForked", 1
+    if cut.error is not None:
+        yield "FailedCut", 1
+
+
+def _fold() -> None:
+    old = cuts[: settings_ledger.value]
+    del cuts[: settings_ledger.value]
+    for raw in old:
+        cut = Cut(*raw)
+        for name, value in samples(cut):
+            total = folded.metrics.setdefault(name, [0, 0.0])
+            total[0] += 1
+            total[1] += value
+        for name, by in counts(cut):
+            folded.counters[name] += by
+
+
+def all_cuts() -> list[Cut]:
+    """The cuts in the ledger, the latest last."""
+    return [Cut(*raw) for raw in cuts]
+
+
+def reset() -> None:
+    """Forget everything that was noted."""
+    global folded, read_bytes, step
+    cuts.clear()
+    fallbacks.clear()
+    read_bytes = step = 0
+    folded = Totals()
+    for number, known in list(graphs.items()):
+        known.runs = known.hits = 0
+        known.fresh.clear()
+        if known.computation() is None:
+            del graphs[number]
+
+
+def _bytes(arguments: Iterable[Any]) -> int:
+    total = 0
+    for argument in arguments:
+        if isinstance(argument, list | tuple):
+            total += _bytes(argument)
+        elif argument.__class__ is Value:
+            total += argument.spec.nbytes
+        elif isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
+            total += argument.numel() * argument.element_size()
+    return total
