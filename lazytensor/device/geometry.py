@@ -52,7 +52,7 @@ def resize(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...] 
     """``resize_``: another size over the same storage, which grows if it is too small."""
     state = state_of(tensor)
     device = state.spec.device
-    geometry = spec(size, stride or contiguous_stride(size), state.spec.offset, state.spec.dtype, device)
+    geometry = spec(size, stride or contiguous_stride(size), state.spec.offset, state.spec.dtype, device, state.spec.bits)
     if geometry is state.spec:
         return tensor
     base = state.base if isinstance(state, ViewState) else state
@@ -96,7 +96,7 @@ def warn_resized(out: torch.Tensor, size: tuple[int, ...]) -> None:
 def regard(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
     """Let a tensor see another part of its own storage."""
     state = state_of(tensor)
-    geometry = spec(tuple(size), tuple(stride), offset, state.spec.dtype, state.spec.device)
+    geometry = spec(tuple(size), tuple(stride), offset, state.spec.dtype, state.spec.device, state.spec.bits)
     base = state.base if isinstance(state, ViewState) else state
     tensors.reshape(tensor, tensor.untyped_storage(), geometry)
     return look(tensor, base, geometry)
@@ -112,6 +112,7 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None 
         state.spec.offset if offset is None else offset,
         state.spec.dtype,
         state.spec.device,
+        state.spec.bits,
     )
     have = base.spec
     held = extent(have.size, have.stride, 0) * have.dtype.itemsize
@@ -127,7 +128,7 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None 
         )
     value = extract(value_of_state(base), geometry)
     alias = tensors.alias(tensor, value)
-    alias._lt = base if geometry is base.spec else storage.new_view(base, base, value)  # type: ignore[attr-defined]
+    alias._lt = base if geometry is base.spec else storage.new_view(base, None, value)  # type: ignore[attr-defined]
     return alias
 
 

@@ -56,13 +56,14 @@ def nodes_dropped(kept: int) -> None:
 class Spec:
     """What a tensor looks like: size, stride, storage offset, dtype and device number."""
 
-    __slots__ = ("device", "dtype", "nbytes", "numel", "offset", "plain", "size", "stride")
+    __slots__ = ("bits", "device", "dtype", "nbytes", "numel", "offset", "plain", "size", "stride")
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
     device: int
+    bits: int  # 1: seen conjugated, 2: seen negated (the bits PyTorch sets on an alias instead of computing)
     numel: int
     nbytes: int
     plain: bool  # contiguous, offset 0, on device 0: what the fastest way of making a tensor makes
@@ -73,7 +74,7 @@ class Spec:
         return f"{name}[{shape}]" + ("" if self.stride == contiguous_stride(self.size) else f"@{list(self.stride)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return spec, (self.size, self.stride, self.offset, self.dtype, self.device)
+        return spec, (self.size, self.stride, self.offset, self.dtype, self.device, self.bits)
 
 
 _specs: dict[tuple[Any, ...], Spec] = {}
@@ -89,26 +90,29 @@ def contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(stride))
 
 
-def spec(size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype, device: int) -> Spec:
+def spec(
+    size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype, device: int, bits: int = 0
+) -> Spec:
     """The one Spec with these fields."""
-    key = (size, stride, offset, dtype, device)
+    key = (size, stride, offset, dtype, device, bits)
     found = _specs.get(key)
     if found is None:
         found = Spec()
-        found.size, found.stride, found.offset, found.dtype, found.device = key
+        found.size, found.stride, found.offset, found.dtype, found.device, found.bits = key
         numel = 1
         for length in size:
             numel *= length
         found.numel = numel
         found.nbytes = numel * dtype.itemsize
-        found.plain = device == 0 and offset == 0 and stride == contiguous_stride(size)
+        found.plain = device == 0 and offset == 0 and bits == 0 and stride == contiguous_stride(size)
         _specs[key] = found
     return found
 
 
 def spec_of(tensor: torch.Tensor, device: int) -> Spec:
     """The Spec of a real (or meta) tensor, as if it lived on the given ltc device."""
-    return spec(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, device)
+    bits = tensor.is_conj() + 2 * tensor.is_neg()
+    return spec(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, device, bits)
 
 
 class Value:

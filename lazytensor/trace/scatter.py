@@ -14,18 +14,31 @@ from lazytensor.trace.record import conform, intern, op
 from lazytensor.trace.storage import State, ViewState, value_of_state
 
 _AS_STRIDED = op("aten::as_strided", view=True)
+_CONJ = op("aten::_conj", view=True)
+_NEG = op("aten::_neg_view", view=True)
 
 
 def extract(base: Value, geometry: Spec) -> Value:
     """The part of a base value that a tensor of this geometry sees."""
     if base.dtype is not geometry.dtype:
-        base = intern(op("aten::view.dtype", view=True), (flat(base), geometry.dtype))
-    return intern(_AS_STRIDED, (base, geometry.size, geometry.stride, geometry.offset))  # type: ignore[no-any-return]
+        base = intern(op("aten::view.dtype", view=True), (flat(base, geometry.dtype.itemsize), geometry.dtype))
+    part = intern(_AS_STRIDED, (base, geometry.size, geometry.stride, geometry.offset))
+    return with_bits(part, geometry.bits)
 
 
-def flat(base: Value) -> Value:
-    """The whole storage of a base value as one dimension."""
+def with_bits(value: Value, bits: int) -> Value:
+    """The value seen conjugated (1) or negated (2); seen so again, it is what it was."""
+    if bits & 1:
+        value = intern(_CONJ, (value,))
+    if bits & 2:
+        value = intern(_NEG, (value,))
+    return value
+
+
+def flat(base: Value, itemsize: int = 1) -> Value:
+    """The whole storage of a base value as one dimension, as far as whole elements of ``itemsize`` bytes fit."""
     size = 1 + sum((n - 1) * s for n, s in zip(base.size, base.spec.stride, strict=True)) if base.spec.numel else 0
+    size -= size * base.dtype.itemsize % itemsize // base.dtype.itemsize
     return intern(_AS_STRIDED, (base, (size,), (1,), 0))  # type: ignore[no-any-return]
 
 
@@ -33,10 +46,10 @@ def replace(view: ViewState, new: Value) -> Value:
     """The base value in which the part that ``view`` sees is ``new``."""
     state: State | ViewState = view
     while isinstance(state, ViewState):
-        parent = value_of_state(state.parent)
         put_back = _PUT_BACK.get(state.proto.node.op.name)
-        if put_back is None:
+        if put_back is None or state.parent is None:
             break
+        parent = value_of_state(state.parent)
         new = put_back(parent, new, state.proto.node.args[1:], state.proto)
         state = state.parent
     else:
@@ -47,6 +60,7 @@ def replace(view: ViewState, new: Value) -> Value:
 
 
 def _scatter(whole: Value, part: Value, geometry: Spec) -> Value:
+    part = with_bits(part, geometry.bits)
     if whole.dtype is geometry.dtype:
         return intern(  # type: ignore[no-any-return]
             op("aten::as_strided_scatter"), (whole, part, geometry.size, geometry.stride, geometry.offset)
@@ -110,7 +124,17 @@ def _row_major(size: tuple[int, ...]) -> tuple[int, ...]:
     return contiguous_stride(size)
 
 
+def _conj(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    return with_bits(new, 1)
+
+
+def _neg_view(parent: Value, new: Value, rest: tuple[Any, ...], proto: Value) -> Value:
+    return with_bits(new, 2)
+
+
 _PUT_BACK = {
+    "aten::_conj": _conj,
+    "aten::_neg_view": _neg_view,
     "aten::slice.Tensor": _scattering("aten::slice_scatter"),
     "aten::diagonal": _scattering("aten::diagonal_scatter"),
     "aten::select.int": _select,

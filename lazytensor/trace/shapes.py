@@ -2,11 +2,15 @@
 
 PyTorch's meta kernels know the size, stride and dtype of nearly every op's results.  Where they refuse, there are two
 possibilities: the call is wrong, or the op has no shape rule.  The CPU kernel tells which, on zeros of the same geometry: if it
-raises, that is the error eager would have raised; if not, the op cannot be recorded and falls back.
+raises, that is the error eager would have raised; if not, and the shape of the results cannot depend on data, the geometry of
+what it gave is the answer.  An op that is left over cannot be recorded and falls back.
+
+For a few ops the meta kernel answers, but not what the CPU kernel gives: for these the CPU is asked in the first place.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -64,15 +68,22 @@ class _Stand:
     def tensor(self, spec: Spec) -> torch.Tensor:
         """A tensor that looks like this, with a storage large enough for its offset."""
         if self.device == "meta":
-            if spec.offset == 0:
+            if spec.offset == 0 and not spec.bits:
                 return _empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
             base = _empty_strided((_extent(spec),), (1,), dtype=spec.dtype, device="meta")
         else:
             base = torch.ops.aten.zeros.default([_extent(spec)], dtype=spec.dtype, device="cpu")
-        return base.as_strided(spec.size, spec.stride, spec.offset)
+        return with_bits(base.as_strided(spec.size, spec.stride, spec.offset), spec.bits)
 
 
 _empty_strided = torch.ops.aten.empty_strided.default
+
+
+def with_bits(tensor: torch.Tensor, bits: int) -> torch.Tensor:
+    """The tensor seen conjugated (1) or negated (2), as a Spec says it."""
+    if bits & 1:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if bits & 2 else tensor  # type: ignore[attr-defined]
 
 
 def _extent(spec: Spec) -> int:
@@ -113,28 +124,53 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
     try:
         with clean():
             result = op.overload._op(*positional, **keyword)
+            if op.name in CPU_DECIDES:
+                result = on_zeros(op, args)
     except Exception as refusal:
-        raise _why(op, op.overload, args, refusal) from None
+        result = _without_meta(op, args, refusal)
+    return result if op.view else _in_own_memory(result)
+
+
+# The meta kernels of these ops describe other results than the CPU kernels give; their docstring is the symptom.
+CPU_DECIDES: frozenset[str] = frozenset()
+
+
+def _without_meta(op: Op, args: tuple[Any, ...], refusal: Exception) -> Any:
+    """The outputs of an op whose meta kernel refused, as the CPU gives them for zeros.  Raises eager's error, or CannotInfer."""
+    missing = isinstance(refusal, NotImplementedError)
+    reason = CannotInfer(str(refusal).split("\n", 1)[0] or type(refusal).__name__)
+    try:
+        result = on_zeros(op, args)
+    except Exception as error:
+        # With no meta kernel nothing tells that the geometry is at fault, and not the zeros: the real data will tell.
+        raise (reason if missing else error.with_traceback(None)) from None
+    if not missing or _DATA_DEPENDENT & set(op.overload.tags):
+        raise reason from None
     return result
 
 
-def _why(op: Op, overload: Any, args: tuple[Any, ...], refusal: Exception) -> Exception:
-    """Eager's error for this call, or CannotInfer if eager would have taken it."""
-    eager = eager_error(op, overload, args)
-    if eager is not None:
-        return eager
-    return CannotInfer(str(refusal).split("\n", 1)[0] or type(refusal).__name__)
+_DATA_DEPENDENT = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
-def eager_error(op: Op, overload: Any, args: tuple[Any, ...]) -> Exception | None:
-    """The exception that the CPU raises for this call on zeros, if it does."""
-    try:
-        positional, keyword = call_arguments(op, args, _Stand("cpu"))
-        with clean(), torch.random.fork_rng(devices=[]):
-            overload._op(*positional, **keyword)
-    except Exception as error:
-        return error.with_traceback(None)
-    return None
+def on_zeros(op: Op, args: tuple[Any, ...]) -> Any:
+    """What the CPU gives, or raises, for this call on zeros of the same geometry."""
+    positional, keyword = call_arguments(op, args, _Stand("cpu"))
+    with clean(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return op.overload._op(*positional, **keyword)
+
+
+def _in_own_memory(result: Any) -> Any:
+    """The geometry of results that are not views: at the start of a storage of their own, without conjugate or negative bit."""
+    if isinstance(result, tuple | list):
+        return type(result)(map(_in_own_memory, result))
+    if not isinstance(result, torch.Tensor):
+        return result
+    if result.layout is not torch.strided:
+        raise CannotInfer(f"layout {result.layout} has no lazy form")
+    if result.storage_offset() or result.is_conj() or result.is_neg():
+        return _empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+    return result
 
 
 def infer_mutation(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...], device: int) -> list[Any]:
@@ -197,7 +233,7 @@ def _mutation_error(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec,
                 base = super().__call__(root(argument))
                 if base.dtype is argument.dtype:
                     spec = argument.spec
-                    return base.as_strided(spec.size, spec.stride, spec.offset)
+                    return with_bits(base.as_strided(spec.size, spec.stride, spec.offset), spec.bits)
             return super().__call__(argument)
 
     stand = Sharing("cpu")

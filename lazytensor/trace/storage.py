@@ -87,7 +87,7 @@ class ViewState(_Slots):
     __slots__ = ()
 
     base: State
-    parent: State | ViewState
+    parent: State | ViewState | None  # what the view op was applied to; None: known by its geometry in the base alone
     proto: Value  # how the value was made from the parent's value; never cleared
 
     @property
@@ -156,14 +156,14 @@ def _aliased(base: State, geometry: Spec) -> State | ViewState:
             return view
     from lazytensor.trace.scatter import extract
 
-    return new_view(base, base, extract(value_of_state(base), geometry))
+    return new_view(base, None, extract(value_of_state(base), geometry))
 
 
 def _nothing() -> None:
     return None
 
 
-def new_view(base: State, parent: State | ViewState, value: Value) -> ViewState:
+def new_view(base: State, parent: State | ViewState | None, value: Value) -> ViewState:
     """A view of ``base`` with the geometry of ``value``; the existing one, if a tensor still has it."""
     if base.__class__ is State:
         base.__class__ = ViewedState
@@ -199,9 +199,10 @@ def _foreign(tensor: torch.Tensor) -> Value:
     """A tensor of another device as an argument: a CPU scalar is taken along, as CUDA does; anything else is an error."""
     if tensor.dim() == 0 and tensor.device.type == "cpu":
         index = len(leaf_data)
-        leaf_data.append(tensor.detach().clone())
+        data = tensor.detach().clone()
+        leaf_data.append(data)
         leaf_states.append(_nothing)  # type: ignore[arg-type]
-        return data_leaf(index, spec_of(tensor, CPU_SCALAR))
+        return data_leaf(index, spec_of(data, CPU_SCALAR))
     raise errors.mixed_devices(tensor.device)
 
 
@@ -215,16 +216,17 @@ def value_of_state(state: State | ViewState) -> Value:
     chain: list[ViewState] = []
     while state.__class__ is ViewState and state.value is None:
         chain.append(state)
-        state = state.parent
+        state = state.parent or state.base
     value = state.value
     if value is None:
         assert isinstance(state, State)
         value = _leaf(state)
     if chain:
         from lazytensor.trace.record import derive
+        from lazytensor.trace.scatter import extract
 
         for view in reversed(chain):
-            value = derive(view.proto, value)
+            value = extract(value, view.spec) if view.parent is None else derive(view.proto, value)
             live[ref(view, dead)] = None
             view.value = value
     return value
@@ -261,7 +263,7 @@ def make_optional(value: Value | None) -> torch.Tensor | None:
 def make_data(data: torch.Tensor, device: int) -> torch.Tensor:
     """A new tensor that holds this data.  The caller gives the data away."""
     geometry = spec_of(data, device)
-    if geometry.offset or data.untyped_storage().nbytes() != _extent(geometry) * geometry.dtype.itemsize:
+    if geometry.offset or geometry.bits or data.untyped_storage().nbytes() != _extent(geometry) * geometry.dtype.itemsize:
         data = data.clone(memory_format=torch.preserve_format)
         geometry = spec_of(data, device)
     tensor = tensors.new(geometry)
@@ -349,7 +351,8 @@ def rebase(old: Any, memory: torch.UntypedStorage, value: Value) -> State:
             view.value = None
             new.views[view.spec] = reference
     old.__class__ = ViewState
-    old.base = old.parent = new
+    old.base = new
+    old.parent = None
     old.data = old.views_ = None
     old.proto = old.value = extract(value, geometry)
     new.views[geometry] = ref(old)

@@ -47,7 +47,10 @@ def alias(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     with _as_meta:
         if spec.dtype is tensor.dtype:
             return tensor.as_strided(spec.size, spec.stride, spec.offset)
-        return tensor.view(spec.dtype).as_strided(spec.size, spec.stride, spec.offset)
+        extent = spec.offset + 1 + sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True) if n)
+        elements = -(-extent * spec.dtype.itemsize // tensor.dtype.itemsize)
+        flat = tensor.as_strided((elements,), (1,), 0)  # the one geometry that every change of dtype takes
+        return flat.view(spec.dtype).as_strided(spec.size, spec.stride, spec.offset)
 
 
 # --- a shell on another device number, by way of DLPack ------------------------------------------------------------------
