@@ -60,7 +60,7 @@ def _mutate_eagerly(mutation: Mutation, key: tuple[Any, ...], written: tuple[Any
     """Run the mutating op itself on the CPU, on copies, and write back."""
     numbers = {n: storage.numbers[n.index] for n in fallbacks._numbers(key)}
     read = fallbacks.reader(key, mutation.name)
-    fallbacks.announce(mutation.name, why)
+    noted = fallbacks.announce(mutation.name, why, fallbacks.storage_values(key))
     copies: dict[Value, torch.Tensor] = {}
 
     def convert(argument: Any) -> Any:
@@ -74,6 +74,7 @@ def _mutate_eagerly(mutation: Mutation, key: tuple[Any, ...], written: tuple[Any
     positional, keyword = shapes.call_arguments(mutation.functional, key, convert)
     with shapes.clean():
         result = mutation.overload(*positional, **keyword)
+    noted.done(result)
     for position, target in zip(mutation.positions, written, strict=True):
         values = key[position] if isinstance(target, list | tuple) else (key[position],)
         for tensor, value in zip(target if isinstance(target, list | tuple) else (target,), values, strict=True):
@@ -125,9 +126,9 @@ def write_out(mutation: Mutation, key: tuple[Any, ...], outs: tuple[torch.Tensor
         write(out, value)
 
 
-def fallback(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def fallback(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "it has no lazy form") -> Any:
     """An op that has no recorded form at all."""
-    return fallbacks.run_call(op, args, kwargs, "it has no lazy form")
+    return fallbacks.run_call(op, args, kwargs, reason)
 
 
 def draw(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

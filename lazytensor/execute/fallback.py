@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from lazytensor.execute import cut as cutting
-from lazytensor.inspect import metrics
+from lazytensor.inspect import events, metrics
 from lazytensor.trace import source, storage
 from lazytensor.trace.ir import Number, Value, spec_of
-from lazytensor.trace.shapes import call_arguments, clean
+from lazytensor.trace.shapes import call_arguments, clean, with_bits
 
 log = logging.getLogger("lazytensor")
 _said: set[tuple[str, str, int]] = set()
@@ -32,15 +32,17 @@ def data_of(tensor: torch.Tensor, cause: str) -> torch.Tensor:
     if base.error is not None:
         raise storage.errors.ValueLost(base.error)
     spec = state.spec
+    events.read_bytes += spec.nbytes
     if base.spec is spec:
         return base.data  # type: ignore[no-any-return]
     data: torch.Tensor = base.data
     if spec.dtype is not data.dtype:
-        data = data.as_strided((data.untyped_storage().nbytes() // data.element_size(),), (1,), 0).view(spec.dtype)
-    return data.as_strided(spec.size, spec.stride, spec.offset)
+        whole = data.untyped_storage()
+        data = torch.empty(0, dtype=spec.dtype).set_(whole, 0, (whole.nbytes() // spec.dtype.itemsize,))  # type: ignore[call-overload]
+    return with_bits(data.as_strided(spec.size, spec.stride, spec.offset), spec.bits)
 
 
-def announce(name: str, reason: Any) -> None:
+def announce(name: str, reason: Any, arguments: Iterable[Any] = ()) -> events.Fallback:
     """Count a fallback; the first time an op falls back from a line, say so."""
     metrics.count(name)
     frame = source.user_frame(sys._getframe(1))
@@ -48,6 +50,7 @@ def announce(name: str, reason: Any) -> None:
     if (name, *where) not in _said:
         _said.add((name, *where))
         log.warning("lazytensor: %s at %s:%d runs eagerly on the CPU (fallback): %s", name, *where, reason)
+    return events.on_fallback(name, reason, arguments)
 
 
 def run_values(overload: Any, args: tuple[Any, ...], reason: Exception) -> Any:
@@ -55,7 +58,7 @@ def run_values(overload: Any, args: tuple[Any, ...], reason: Exception) -> Any:
     from lazytensor.trace.ir import Op
 
     op = Op(overload.name() if callable(getattr(overload, "name", None)) else str(overload))
-    announce(op.name, reason)
+    noted = announce(op.name, reason, storage_values(args))
     read = reader(args, op.name)
     device = next((v.spec.device for v in storage_values(args) if v.spec.device >= 0), None)
 
@@ -74,6 +77,7 @@ def run_values(overload: Any, args: tuple[Any, ...], reason: Exception) -> Any:
     positional, keyword = call_arguments(op, args, convert)
     with clean():
         result = op.overload(*positional, **keyword)
+    noted.done(result)
     return adopt(result, device)
 
 
@@ -117,8 +121,7 @@ def adopt(result: Any, device: int) -> Any:
 
 def run_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Any, quiet: bool = False) -> Any:
     """Run an op on the arguments its kernel was called with; what it wrote is written back."""
-    if not quiet:
-        announce(op.name, reason)
+    noted = None if quiet else announce(op.name, reason, [*args, *kwargs.values()])
     overload = op.overload
     schema = overload._schema
     device = _device_of(args, kwargs)
@@ -146,6 +149,8 @@ def run_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Any
         positional = [convert(a, flags[order[i]]) for i, a in enumerate(args)]
         keyword = {k: convert(a, flags[k]) for k, a in kwargs.items()}
         result = overload(*positional, **keyword)
+    if noted is not None:
+        noted.done(result)
     for tensor in originals:
         write_back(tensor, copies[id(tensor)])
     by_copy = {id(c): t for t in originals for c in [copies[id(t)]]}

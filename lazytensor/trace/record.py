@@ -43,6 +43,7 @@ def drop_nodes(keep: set[Node]) -> None:
             each.table.clear()
             each.table.update(kept)
     for mutation in mutations:
+        mutation.apart.clear()
         if mutation.table:
             kept = {k: v for k, v in mutation.table.items() if keep and _nodes(v) <= keep}
             mutation.table.clear()
@@ -71,7 +72,7 @@ def _build(op: Op, args: tuple[Any, ...]) -> Any:
     result = shapes.infer(op, args)
     specs: list[Spec | None] = []
     layout = _structure(result, device, specs)
-    node = make_node(op, shapes.settle(op, args, specs), specs, source.here())
+    node = make_node(op, shapes.settle(op, args, specs), specs, source.here(op, args))
     return _fill(layout, node.outputs)
 
 
@@ -160,10 +161,11 @@ class Mutation:
     """An op that writes into some of its arguments, seen as a functional op whose results replace them.
 
     ``table`` maps the canonical arguments to ``(returns, written)``: the values to return and the values the written arguments
-    take, each already of the written tensor's own geometry and dtype.
+    take, each already of the written tensor's own geometry and dtype.  ``apart`` maps them likewise where this is true only
+    if the tensors behind them do not share memory, which the values alone cannot tell.
     """
 
-    __slots__ = ("_overload", "functional", "name", "outs", "positions", "table")
+    __slots__ = ("_overload", "apart", "functional", "name", "outs", "positions", "table")
 
     def __init__(self, name: str, functional: str, positions: tuple[int, ...] = (), outs: int = 0) -> None:
         self.name = name
@@ -171,6 +173,7 @@ class Mutation:
         self.positions = positions  # which arguments are written; for an out= op none of its functional arguments
         self.outs = outs  # how many out= arguments follow
         self.table: dict[tuple[Any, ...], Any] = {}
+        self.apart: dict[tuple[Any, ...], Any] = {}
         self._overload: Any = None
         mutations.append(self)
 
@@ -181,20 +184,35 @@ class Mutation:
             self._overload = Op(self.name).overload
         return self._overload
 
-    def miss(self, args: tuple[Any, ...], outs: tuple[Spec, ...] = ()) -> Any:
-        """Work out and remember the table entry for these arguments.  Raises what eager would."""
+    def miss(
+        self,
+        args: tuple[Any, ...],
+        outs: tuple[Spec, ...] = (),
+        shared: Callable[[], bool] = lambda: False,
+        out_values: tuple[Value, ...] = (),
+    ) -> Any:
+        """Work out and remember the table entry for these arguments.  Raises what eager would.
+
+        ``shared`` says whether what is written shares memory with another argument; ``out_values`` are given if out= does.
+        """
+        known = self.apart.get(args) if not outs else None
+        if known is not None and not shared():
+            return known
         written = [args[i] for i in self.positions]
         for value in values_in(written):
             if value.spec.device == CPU_SCALAR:
                 raise errors.mixed_devices(torch.device("cpu"))
         device = outs[0].device if outs else next(values_in(written)).spec.device
-        wanted = shapes.infer_mutation(self, args, outs, device)
+        wanted, general = shapes.infer_mutation(self, args, outs, device, shared, out_values)
         entry = intern(self.functional, args)
         results = list(entry) if entry.__class__ is tuple else [entry]
         count = len(wanted)
         new = [_conform_all(v, w) for v, w in zip(results[len(results) - count :], wanted, strict=True)]
         found = (results[: len(results) - count], new)
-        self.table[(*args, *outs)] = found
+        if general:
+            self.table[(*args, *outs, *out_values)] = found
+        elif not outs:
+            self.apart[args] = found
         check_budget(_depth(entry))
         return found
 
