@@ -1,0 +1,261 @@
+"""Lets ltc stand in for another device in this process, so that a program written for CUDA or the CPU runs on ltc unchanged.
+
+PyTorch's device objects stay what they are: ``torch.device("cuda")`` is a value that the program may compare and print.
+What changes is what is done with it.  A function mode sees every call of a torch function and puts ``ltc`` where the call
+names the replaced device; a handful of functions that are not torch functions are replaced for the time of the program.
+
+What a program can see: a tensor's ``device`` is ``ltc:0``, and so ``x.device == torch.device("cuda")`` is false; ``x.is_cuda`` is true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import lazytensor as lt
+
+DEVICE = "ltc"
+_active: list[Device] = []
+
+
+def _sees_as(replaced: str, device: Any) -> Any:
+    """The device that a request is answered with."""
+    if isinstance(device, str) and device.partition(":")[0] == replaced:
+        return DEVICE
+    if isinstance(device, torch.device) and device.type == replaced:
+        return torch.device(DEVICE)
+    return device
+
+
+# Functions that make a tensor out of nothing or of Python data, on the default device.
+_FACTORIES = frozenset(
+    getattr(torch, name)
+    for name in (
+        "arange bartlett_window blackman_window empty empty_permuted empty_strided eye full hamming_window hann_window "
+        "kaiser_window linspace logspace ones rand randint randn randperm range scalar_tensor tensor tril_indices "
+        "triu_indices zeros as_tensor asarray normal"
+    ).split()
+)
+_READS = frozenset((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item))
+_STAYS = frozenset((torch.Tensor.cpu, torch.Tensor.__repr__, torch.Tensor.__format__))
+
+
+class Device(TorchFunctionMode):
+    """The function mode: puts ltc where a call names the replaced device."""
+
+    def __init__(self, replaced: str) -> None:
+        super().__init__()
+        self.replaced = replaced
+        self.on = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer one call."""
+        kwargs = kwargs or {}
+        if not self.on or func in _STAYS:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.is_cuda.__get__ and self.replaced == "cuda":  # type: ignore[attr-defined]
+            return args[0].device.type == DEVICE
+        if func is torch.Tensor.cuda:
+            return args[0].to(DEVICE)
+        args = tuple([_sees_as(self.replaced, a) if type(a) in (str, torch.device) else a for a in args])
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _sees_as(self.replaced, kwargs["device"])}
+        if self.replaced == "cpu":
+            return self._on_cpu(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The program knows one device only: what it makes is made on ltc, and data from elsewhere follows."""
+        if func in _FACTORIES and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": DEVICE}
+        if func is torch.Tensor.numpy or func is torch.Tensor.__array__:
+            return func(args[0].cpu(), *args[1:], **kwargs)
+        found = {t.device.type for t in _tensors(args) if t.dim()} | {t.device.type for t in _tensors(kwargs.values())}
+        if found == {"cpu", DEVICE}:
+            writes = func.__name__.endswith("_") or func is torch.Tensor.__setitem__
+            target = args[0].device if writes and isinstance(args[0], torch.Tensor) else torch.device(DEVICE)
+            args = _moved(args, target)
+            kwargs = {k: _moved(v, target) for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    found = []
+    for argument in args:
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, list | tuple):
+            found += _tensors(argument)
+    return found
+
+
+def _moved(argument: Any, target: torch.device) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.to(target) if argument.dim() and argument.device.type != target.type else argument
+    if type(argument) in (list, tuple):
+        return type(argument)(_moved(a, target) for a in argument)
+    return argument
+
+
+class Event:
+    """A CUDA event: a moment, at which everything recorded before has run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Take the time."""
+        lt.sync(wait=True)
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from here to there."""
+        return (end.at - self.at) * 1e3
+
+    def synchronize(self) -> None:
+        """It has happened already."""
+
+    def wait(self, stream: Any = None) -> None:
+        """It has happened already."""
+
+    def query(self) -> bool:
+        """It has happened already."""
+        return True
+
+
+def _cuda_functions() -> dict[str, Any]:
+    """What ``torch.cuda`` answers while ltc stands in for it: one device, no streams, memory not counted."""
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        """There is nothing to do."""
+
+    def seed(number: int) -> None:
+        torch.default_generator.manual_seed(number)
+
+    def wait(device: Any = None) -> None:
+        lt.sync(wait=True)
+
+    def context(*args: Any, **kwargs: Any) -> Any:
+        return contextlib.nullcontext()
+
+    properties = SimpleNamespace(
+        name="ltc", major=8, minor=0, total_memory=_memory(), multi_processor_count=os.cpu_count() or 1
+    )
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": "ltc",
+        "get_device_properties": properties,
+        "get_device_capability": (8, 0),
+        "is_bf16_supported": True,
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+        "mem_get_info": (_memory(), _memory()),
+        "memory_summary": "",
+    }
+    functions: dict[str, Any] = {name: _answer(value) for name, value in answers.items()}
+    for name in ("init", "_lazy_init", "set_device", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated"):
+        functions[name] = nothing
+    return functions | {
+        "synchronize": wait,
+        "manual_seed": seed,
+        "manual_seed_all": seed,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "Event": Event,
+        "device": context,
+        "stream": context,
+    }
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+class StandIn:
+    """``with StandIn("cuda"):`` — in the block, what is asked of the device ``cuda`` (or ``cpu``) is done on ltc."""
+
+    def __init__(self, replaced: str) -> None:
+        self.replaced = replaced
+        self.mode = Device(replaced)
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> StandIn:
+        replaced = self.replaced
+
+        def seen(function: Any, position: int, keyword: str, default: Any = None) -> Any:
+            """The function, with ltc where its device argument names the replaced device."""
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                args_ = list(args)
+                if len(args_) > position:
+                    args_[position] = _sees_as(replaced, args_[position])
+                elif keyword in kwargs or default is not None:
+                    kwargs[keyword] = _sees_as(replaced, kwargs.get(keyword, default))
+                return function(*args_, **kwargs)
+
+            return call
+
+        if replaced == "cuda":
+            for name, function in _cuda_functions().items():
+                self._set(torch.cuda, name, function)
+            self._set(torch, "compile", _compile)
+            self._set(torch, "Generator", type("Generator", (torch.Generator,), {"__new__": _generator}))
+            self._set(torch.backends.cuda, "is_built", _answer(True))
+        self._set(torch, "set_default_device", seen(torch.set_default_device, 0, "device"))
+        self._set(torch, "load", seen(torch.load, 1, "map_location", _restore if replaced == "cuda" else None))
+        self._set(torch.autocast, "__init__", seen(torch.autocast.__init__, 1, "device_type"))
+        self._set(torch.amp.GradScaler, "__init__", seen(torch.amp.GradScaler.__init__, 1, "device", replaced))
+        _active.append(self.mode)
+        self._undo.callback(_active.remove, self.mode)
+        self._undo.enter_context(self.mode)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    def _set(self, holder: Any, name: str, value: Any) -> None:
+        before = getattr(holder, name)
+        setattr(holder, name, value)
+        self._undo.callback(setattr, holder, name, before)
+
+
+def _generator(cls: Any, device: Any = "cpu") -> torch.Generator:
+    """Random ops draw on the CPU, whatever the device."""
+    return torch._C.Generator.__new__(torch._C.Generator, "cpu")
+
+
+def _restore(storage: Any, location: str) -> Any:
+    """For ``torch.load``: what was saved from CUDA is loaded as CPU data, which ``.to(device)`` brings to ltc."""
+    return storage
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """``torch.compile``: ltc compiles whole steps already, so the program keeps what it had."""
+    return model if model is not None else lambda given: given
+
+
+def _leave_child() -> None:
+    """A forked child, a worker of a DataLoader, prepares data on the CPU."""
+    for mode in _active:
+        mode.on = False
+
+
+os.register_at_fork(after_in_child=_leave_child)
