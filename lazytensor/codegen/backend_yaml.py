@@ -1,27 +1,28 @@
 """A backend's YAML: the list of operators a backend takes, checked against the installed torch.
 
-The file a backend has for the C++ system loads unchanged. Python adds three things:
+The file a backend has for the C++ system loads unchanged. Python adds:
 
-* `full_codegen: all`, and shell-style patterns wherever an operator can be named. A pattern takes only operators that reach
-  a backend, so not those torch decomposes above autograd. When several entries name one operator the narrowest decides: a
-  name before a pattern, a pattern before `all`. (`- all` inside a list is the operator `aten::all`.)
-* `exclude`, a mapping from operator or pattern to the reason why the backend does not take it. It beats an equally narrow
-  entry.
-* Options: an entry may be `{op: add.Tensor, properties: [...], shape: my_shape_fn, structure: [alpha]}`.
+* `full_codegen: all`, and shell-style patterns wherever an operator can be named. A pattern takes only operators that
+  reach a backend, so not those torch decomposes above autograd. When several entries name one operator the narrowest
+  decides: a name before a pattern, a pattern before `all`. (`- all` inside a list is the operator `aten::all`.)
+* `exclude`, a mapping from operator or pattern to the reason why the backend does not take it. It beats an equally
+  narrow entry.
+* Options: an entry may be `{op: add.Tensor, properties: [...], shape: my_shape_fn, structure: [alpha]}`; `structure`
+  names the numbers that are part of a node, and `deterministic: true` is said of an operator that torch calls random but
+  that draws nothing.
 
-Everything wrong with a file is found before anything is raised: `CodegenErrors` lists file, line, problem and nearest name.
+An operator of a user's library is named with its namespace, `mylib::op`; the library has to be loaded already.
+
+Everything wrong with a file is found before anything is raised: `CodegenErrors` lists file, line, problem and nearest
+name.
 """
 
 from __future__ import annotations
 
-import ast
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
 from torchgen.model import (  # type: ignore[import-untyped,unused-ignore]
     BackendIndex,
     BackendMetadata,
@@ -32,7 +33,7 @@ from torchgen.model import (  # type: ignore[import-untyped,unused-ignore]
     NativeFunctionsGroup,
     OperatorName,
 )
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode  # type: ignore[import-untyped,unused-ignore]
+from yaml.nodes import MappingNode, Node  # type: ignore[import-untyped,unused-ignore]
 
 from .natives import Natives, load_native_functions, nearest
 from .schema import (
@@ -43,6 +44,7 @@ from .schema import (
     SchemaError,
     base_type,
 )
+from .yaml_document import CodegenErrors, Document, Problem, is_empty, line_of, shown, string_of
 
 KEYS = (
     *("backend", "namespace", "cpp_namespace", "class_name", "supported", "full_codegen", "ir_gen", "non_native"),
@@ -50,30 +52,7 @@ KEYS = (
 )
 KERNEL_SECTIONS = ("full_codegen", "supported", "autograd")
 _BAD_SCHEMA = (AssertionError, RuntimeError, ValueError, LookupError)  # what torchgen's parser trips over
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 NAME, PATTERN, ALL = range(3)  # how much an entry takes; a smaller number is narrower and wins
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, and where."""
-
-    file: str
-    line: int | None
-    text: str
-    suggestion: str | None = None
-
-    def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{where}: {self.text}" + (f"; did you mean {self.suggestion}?" if self.suggestion else "")
-
-
-class CodegenErrors(Exception):
-    """Raised when a backend's YAML, or a file it depends on, is wrong: `errors` has every problem, in file order."""
-
-    def __init__(self, errors: Iterable[Problem]) -> None:
-        self.errors = sorted(errors, key=lambda problem: problem.line or 0)
-        super().__init__("\n".join(map(str, self.errors)))
 
 
 @dataclass(frozen=True)
@@ -83,6 +62,7 @@ class OpOptions:
     properties: LazyIrProperties = NATIVE_PROPERTIES
     shape: str | None = None
     structure: frozenset[str] = frozenset()
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,125 +109,8 @@ def parse_backend_yaml(
     return _Reader(os.fspath(path), natives, backend_indices or natives.backend_indices).read()
 
 
-def check_kernels(parsed: ParsedExternalYaml, impl_path: str | os.PathLike[str]) -> None:
-    """Raise `CodegenErrors` unless the Python file at `impl_path` defines each hand-written kernel exactly once.
-
-    A kernel is what the module, or its class `class_name`, binds to the name in the backend index.
-    """
-    impl = os.fspath(impl_path)
-    try:
-        body = ast.parse(Path(impl).read_text(encoding="utf-8"), impl).body
-    except (OSError, UnicodeDecodeError) as error:
-        raise CodegenErrors([Problem(impl, None, f"the file of kernels cannot be read: {error}")]) from error
-    except SyntaxError as error:
-        raise CodegenErrors([Problem(impl, error.lineno, f"the file of kernels is not Python: {error.msg}")]) from error
-    body += [s for c in body if isinstance(c, ast.ClassDef) and c.name == parsed.class_name for s in c.body]
-    found = Counter(name for statement in body for name in _bound(statement))
-    functions = load_native_functions().functions
-    errors = []
-    for key in filter(None, (parsed.backend_key, parsed.autograd_key)):
-        for op, metadata in parsed.backend_indices[key].index.items():
-            kernel, count = metadata.kernel, found[metadata.kernel]
-            if op not in parsed.full_codegen and count != 1:
-                text = f"{op} needs one kernel {kernel} in {impl}, which has {count}, for {functions[op].func}"
-                errors.append(Problem(parsed.file, parsed.lines[op], text, None if count else nearest(kernel, found)))
-    if errors:
-        raise CodegenErrors(errors)
-
-
 @dataclass
-class _Document:
-    """One YAML file, read node by node, so that every problem is noted with its line instead of stopping at the first."""
-
-    file: str
-    errors: list[Problem] = field(default_factory=list, init=False)
-    warnings: list[Problem] = field(default_factory=list, init=False)
-
-    def error(self, line: int, text: str, suggestion: str | None = None) -> None:
-        problem = Problem(self.file, line, text, suggestion)
-        if problem not in self.errors:  # one entry may be wrong for each of the many operators it takes
-            self.errors.append(problem)
-
-    def load(self) -> Node:
-        try:
-            text = Path(self.file).read_text(encoding="utf-8")
-            root = yaml.compose(text, _LOADER)  # type: ignore[no-untyped-call,unused-ignore]
-        except (OSError, UnicodeDecodeError) as error:
-            raise CodegenErrors([Problem(self.file, None, f"the file cannot be read: {error}")]) from error
-        except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else None
-            raise CodegenErrors([Problem(self.file, line, f"not YAML: {error.problem}")]) from error
-        if not isinstance(root, MappingNode):
-            text = f'the file must be a mapping with keys such as "backend" and "full_codegen", not {_shown(root)}'
-            raise CodegenErrors([Problem(self.file, 1, text)])
-        return root
-
-    def pairs(self, mapping: Node) -> dict[str, tuple[int, Node]]:
-        """The line and the value of each key."""
-        found: dict[str, tuple[int, Node]] = {}
-        for key, value in mapping.value:
-            name = key.value if isinstance(key, ScalarNode) else _shown(key)
-            if name in found:
-                self.error(_line(key), f'"{name}" is given twice, first on line {found[name][0]}')
-            found.setdefault(name, (_line(key), value))
-        return found
-
-    def fields(self, mapping: Node, allowed: tuple[str, ...]) -> dict[str, Node]:
-        pairs = self.pairs(mapping)
-        for name, (line, _) in pairs.items():
-            if name not in allowed:
-                keys = ", ".join(allowed)
-                self.error(line, f'unexpected key "{name}"; the keys are {keys}', nearest(name, allowed))
-        return {name: value for name, (_, value) in pairs.items() if name in allowed}
-
-    def text(self, keys: Mapping[str, Node], key: str, needed: str = "", within: Node | None = None) -> str:
-        node = keys.get(key)
-        value = _string(node)
-        if value is None and not _empty(node):
-            self.error(_line(node), f'"{key}" must be text, not {_shown(node)}')
-        elif needed and not (value or "").strip():
-            self.error(_line(node or within), f'"{key}" is missing or empty: {needed}')
-        return (value or "").strip()
-
-    def flag(self, keys: Mapping[str, Node], key: str) -> bool:
-        node = keys.get(key)
-        if node is not None and not _is(node, "bool"):
-            self.error(_line(node), f'"{key}" must be true or false, not {_shown(node)}')
-        return node is not None and str(node.value).lower() in ("true", "yes", "on")
-
-    def items(self, keys: Mapping[str, Node], key: str, of: str) -> list[Node]:
-        node = keys.get(key)
-        if isinstance(node, SequenceNode):
-            return list(node.value)
-        if not _empty(node):
-            self.error(_line(node), f'"{key}" must be a list of {of}, not {_shown(node)}')
-        return []
-
-    def names(self, keys: Mapping[str, Node], key: str) -> dict[str, int]:
-        """Each name of a list, with its line."""
-        found = {}
-        for item in self.items(keys, key, "names"):
-            name = _string(item)
-            if name:
-                found[name] = _line(item)
-            else:
-                self.error(_line(item), f'"{key}" must be a list of names, and {_shown(item)} is not one')
-        return found
-
-    def properties(self, keys: Mapping[str, Node], default: LazyIrProperties) -> LazyIrProperties:
-        asked, valid = self.names(keys, "properties"), LazyIrProperties.names()
-        for name, line in asked.items():
-            if name not in valid:
-                self.error(line, f"there is no property {name}", nearest(name, valid))
-        try:
-            return default.with_(name for name in asked if name in valid)
-        except SchemaError as error:
-            self.error(_line(keys["properties"]), str(error))
-            return default
-
-
-@dataclass
-class _Reader(_Document):
+class _Reader(Document):
     """What the file means: which operator goes where."""
 
     natives: Natives
@@ -257,12 +120,12 @@ class _Reader(_Document):
         keys = self.fields(self.load(), KEYS)
         backend = self.text(keys, "backend", "name a dispatch key, such as Lazy, XLA or PrivateUse1")
         if "namespace" in keys and "cpp_namespace" in keys:
-            self.error(_line(keys["cpp_namespace"]), '"cpp_namespace" is another name for "namespace"; keep one')
+            self.error(line_of(keys["cpp_namespace"]), '"cpp_namespace" is another name for "namespace"; keep one')
         spelling = "cpp_namespace" if "cpp_namespace" in keys else "namespace"
         namespace = self.text(keys, spelling, "say where the generated code belongs")
         class_name = self.text(keys, "class_name") or f"{backend}NativeFunctions"
         if "class_name" in keys and not class_name.isidentifier():
-            self.error(_line(keys["class_name"]), f'"class_name" must be a Python identifier, not {class_name}')
+            self.error(line_of(keys["class_name"]), f'"class_name" must be a Python identifier, not {class_name}')
         use_out, guard = self.flag(keys, "use_out_as_primary"), self.flag(keys, "device_guard")
         claims = {s: self.claim(self.entries(keys, s)) for s in (*KERNEL_SECTIONS, "ir_gen", "symint")}
         claims["exclude"] = self.claim(self.exclusions(keys))
@@ -282,11 +145,11 @@ class _Reader(_Document):
 
         backend_key = autograd_key = None
         if backend:
-            backend_key = self.dispatch_key(backend, _line(keys["backend"]), '"backend"')
+            backend_key = self.dispatch_key(backend, line_of(keys["backend"]), '"backend"')
         if sections["autograd"]:
             self.check_groups(kernels)
             if backend_key:
-                line = _line(keys["autograd"])
+                line = line_of(keys["autograd"])
                 autograd_key = self.dispatch_key(f"Autograd{backend}", line, 'the key for "autograd"')
         if self.errors or backend_key is None:
             raise CodegenErrors(self.errors)
@@ -319,38 +182,39 @@ class _Reader(_Document):
         )
 
     def entries(self, keys: Mapping[str, Node], section: str) -> list[_Entry]:
-        if _string(keys.get(section)) == "all":
-            return [_Entry(section, "all", _line(keys[section]), ALL)]
+        if string_of(keys.get(section)) == "all":
+            return [_Entry(section, "all", line_of(keys[section]), ALL)]
         found = []
         for item in self.items(keys, section, "operators"):
-            name, options = _string(item), None
+            name, options = string_of(item), None
             if isinstance(item, MappingNode):
                 name, options = self.with_options(section, item)
             if name:
-                found.append(_Entry(section, name, _line(item), _width(name), options))
+                found.append(_Entry(section, name, line_of(item), _width(name), options))
             else:
-                self.error(_line(item), f'"{section}" must name an operator here, not {_shown(item)}')
+                self.error(line_of(item), f'"{section}" must name an operator here, not {shown(item)}')
         return found
 
     def with_options(self, section: str, item: Node) -> tuple[str, OpOptions]:
-        keys = self.fields(item, ("op", "properties", "shape", "structure"))
+        keys = self.fields(item, ("op", "properties", "shape", "structure", "deterministic"))
         if section not in ("full_codegen", "ir_gen"):
-            self.error(_line(item), f'an operator under "{section}" has no options, since nothing is generated for it')
+            self.error(line_of(item), f'an operator under "{section}" has no options, since nothing is generated for it')
         shape = self.text(keys, "shape")
         if not all(part.isidentifier() for part in shape.split(".") if shape):
-            self.error(_line(keys["shape"]), f'"shape" must name a Python function, not {shape}')
+            self.error(line_of(keys["shape"]), f'"shape" must name a Python function, not {shape}')
         structure = frozenset(self.names(keys, "structure"))
-        return self.text(keys, "op"), OpOptions(self.properties(keys, NATIVE_PROPERTIES), shape or None, structure)
+        properties, drawless = self.properties(keys, NATIVE_PROPERTIES), self.flag(keys, "deterministic")
+        return self.text(keys, "op"), OpOptions(properties, shape or None, structure, drawless)
 
     def exclusions(self, keys: Mapping[str, Node]) -> list[_Entry]:
         node = keys.get("exclude")
         if not isinstance(node, MappingNode):
-            if not _empty(node):
-                self.error(_line(node), f'"exclude" must be a mapping from operator to reason, not {_shown(node)}')
+            if not is_empty(node):
+                self.error(line_of(node), f'"exclude" must be a mapping from operator to reason, not {shown(node)}')
             return []
         found = []
         for name, (line, value) in self.pairs(node).items():
-            reason = (_string(value) or "").strip()
+            reason = (string_of(value) or "").strip()
             if not reason:
                 self.error(line, f"{name} is excluded without a reason")
             found.append(_Entry("exclude", name, line, _width(name), reason=reason))
@@ -360,7 +224,7 @@ class _Reader(_Document):
         found: dict[str, LazyIrSchema] = {}
         for item in self.items(keys, "non_native", "mappings with func, opkind and properties"):
             if not isinstance(item, MappingNode):
-                self.error(_line(item), f'"non_native" must have a mapping here, not {_shown(item)}')
+                self.error(line_of(item), f'"non_native" must have a mapping here, not {shown(item)}')
                 continue
             parts = self.fields(item, ("func", "opkind", "properties"))
             func = self.text(parts, "func", "write the schema of the node", item)
@@ -370,21 +234,27 @@ class _Reader(_Document):
             try:
                 schema = LazyIrSchema(FunctionSchema.parse(func), properties, symint=True, opkind=opkind)
             except SchemaError as error:
-                self.error(_line(parts["func"]), f"{func} cannot be a node: {error}")
+                self.error(line_of(parts["func"]), f"{func} cannot be a node: {error}")
                 continue
             except _BAD_SCHEMA as error:
                 text = f"{func} is not a schema such as 'name(Tensor self, int dim) -> Tensor' ({error})"
-                self.error(_line(parts["func"]), text)
+                self.error(line_of(parts["func"]), text)
                 continue
             if found.setdefault(str(schema.name), schema) is not schema:
-                self.error(_line(parts["func"]), f"a non-native node called {schema.name} was there already")
+                self.error(line_of(parts["func"]), f"a non-native node called {schema.name} was there already")
         return tuple(found.values())
 
     def operators(self, entry: _Entry) -> list[NativeFunction]:
         if entry.width == NAME:
-            function = self.natives.find(entry.text)
+            try:
+                function = self.natives.find(entry.text)
+            except SchemaError as error:
+                self.error(entry.line, f"{entry.text} cannot be generated: {error}")
+                return []
             if function is None:
-                self.error(entry.line, f"there is no operator {entry.text}", self.natives.nearest(entry.text))
+                foreign = "::" in entry.text.removeprefix("aten::")
+                where = "; is its library loaded?" if foreign else ""
+                self.error(entry.line, f"there is no operator {entry.text}{where}", self.natives.nearest(entry.text))
             return [function] if function else []
         found = self.natives.matching("*" if entry.width == ALL else entry.text)
         if entry.section not in ("autograd", "exclude"):
@@ -447,7 +317,7 @@ class _Reader(_Document):
         found: dict[OperatorName, LazyIrSchema] = {}
         arguments: dict[_Entry, set[str]] = {}
         for op, entry in generated.items():
-            func, options = self.natives.functions[op].func, entry.options or OpOptions()
+            func, options = self.natives.function(op).func, entry.options or OpOptions()
             types = {a.name: a.type for a in func.arguments.flat_all}
             arguments.setdefault(entry, set()).update(types)
             way_out = "write its kernel by hand" if entry.width == NAME else "exclude it, with a reason"
@@ -489,36 +359,5 @@ class _Reader(_Document):
                     self.error(kernels[above[0]].line, text)
 
 
-def _line(node: Node | None) -> int:
-    return 1 if node is None else int(node.start_mark.line) + 1
-
-
-def _is(node: Node | None, kind: str) -> bool:
-    return isinstance(node, ScalarNode) and node.tag == f"tag:yaml.org,2002:{kind}"
-
-
-def _empty(node: Node | None) -> bool:
-    return node is None or _is(node, "null")
-
-
-def _string(node: Node | None) -> str | None:
-    return str(node.value) if isinstance(node, ScalarNode) and _is(node, "str") else None
-
-
-def _shown(node: Node | None) -> str:
-    if isinstance(node, (SequenceNode, MappingNode)):
-        return "a list" if isinstance(node, SequenceNode) else "a mapping"
-    return repr(node.value) if isinstance(node, ScalarNode) else "nothing"
-
-
 def _width(name: str) -> int:
     return PATTERN if any(mark in name for mark in "*?[") else NAME
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement could give to a kernel."""
-    if isinstance(statement, ast.Assign):
-        return [target.id for target in statement.targets if isinstance(target, ast.Name)]
-    if isinstance(statement, ast.ImportFrom):
-        return [alias.asname or alias.name for alias in statement.names]
-    return [statement.name] if isinstance(statement, ast.FunctionDef) else []

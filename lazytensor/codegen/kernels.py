@@ -1,4 +1,4 @@
-"""The recording kernels: one Python function per ATen overload, specialised to its schema.
+"""The recording kernels: one Python function per ATen overload, specialised to its schema (`GenLazyNativeFuncDefinition`).
 
 What comes out for ``add.Tensor`` is, in essence::
 
@@ -9,16 +9,16 @@ What comes out for ``add.Tensor`` is, in essence::
             return record(add_Tensor_op, (a0, a1, alpha))
         ...                              # known structure: a new tensor with this value
 
-Nothing on that path looks at a schema, flattens an argument list or asks what kind of argument it has: the generator did.
-The rules are over schemas; which ops are left to hand-written kernels, and why, stands in the device's YAML.
+Nothing on that path looks at a schema, flattens an argument list or asks what kind of argument it has: the generator
+did.  The rules are over schemas; which ops are left to hand-written kernels, and why, stands in the YAML.
 """
 
 from __future__ import annotations
 
 import keyword as python_keywords
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torchgen.model import (
@@ -32,13 +32,23 @@ from torchgen.model import (
     SchemaKind,
 )
 
-INDENT = "    "
+from lazytensor.codegen.layout import INDENT, docstring, indented, wrapped
+from lazytensor.codegen.natives import qualified
+
 LIFTED = (BaseTy.Scalar, BaseTy.float)
 
 
 def identifier(name: str) -> str:
     """``add_.Tensor`` as a Python name."""
-    return name.replace(".", "_")
+    text = name.replace("::", "_").replace(".", "_")
+    return text + "_" if python_keywords.iskeyword(text) else text
+
+
+class Kind(NamedTuple):
+    """Which kind of kernel an overload gets; for one that is never recorded, the reason."""
+
+    name: str
+    reason: str = ""
 
 
 @dataclass
@@ -46,21 +56,29 @@ class Kernel:
     """One generated function: its ATen name, what kind of kernel it is, and its source."""
 
     name: str
-    kind: str
-    source: str
+    kind: Kind
+    schema: str
+    declaration: str
+    signature: str
+    body: list[str]
     functional: str = ""
+
+    def source(self, locked: bool = False) -> str:
+        """The text; a locked kernel may be called from several threads."""
+        header = wrapped(f"def {identifier(self.name)}{self.signature}:")
+        body = ["with lock:", *(INDENT + line for line in self.body)] if locked else self.body
+        lines = [*docstring(self.schema), *body]
+        return "\n".join([self.declaration, "", "", *header, *indented(lines), ""])
 
 
 @dataclass
 class Writer:
     """Writes kernels one by one and keeps the constants that their defaults need."""
 
-    functional_of: dict[
-        str, str
-    ]  # in-place, mutable and out= overloads -> the functional overload with the same signature
-    structure: dict[str, list[str]]  # op name -> numbers that decide a shape
+    # In-place, mutable and out= overloads -> the functional overload with the same signature.
+    functional_of: Mapping[str, str]
+    structure: Mapping[str, Iterable[str]]  # op name -> numbers that decide a shape
     deterministic: frozenset[str] = frozenset()  # tagged random, but without a draw on the CPU
-    locked: bool = False
     constants: dict[tuple[type, str], str] = field(default_factory=dict)
 
     def write(self, function: NativeFunction) -> Kernel:
@@ -68,21 +86,26 @@ class Writer:
         schema = function.func
         name = str(schema.name)
         kind = classify(function, self.functional_of, self.deterministic)
-        body = getattr(self, "_" + kind)(function)
-        generic = kind in ("draw", "fallback")
-        signature = "*args, **kwargs" if generic else self._signature(schema)
-        lines = [f'"""{schema}"""', *body]
-        text = "\n".join(INDENT + line for line in lines)
-        if self.locked:
-            inner = "\n".join(INDENT * 2 + line for line in lines[1:])
-            text = f"{INDENT}{lines[0]}\n{INDENT}with lock:\n{inner}"
-        header = self._declare(name, kind, function)
+        body = [*self._prologue(function), *getattr(self, "_" + kind.name)(function)]
+        generic = kind.name in ("draw", "fallback")
+        arguments = "*args: Any, **kwargs: Any" if generic else self._signature(schema)
         return Kernel(
             name,
             kind,
-            f"{header}\n\n\ndef {identifier(name)}({signature}):\n{text}\n",
+            str(schema),
+            self._declare(name, kind.name, function),
+            f"({arguments}) -> {'Any' if generic else result_type(schema)}",
+            body,
             self.functional_of.get(name, ""),
         )
+
+    def target(self, name: str) -> str:
+        """The op whose nodes a kernel makes, as the trace calls it."""
+        return qualified(name)
+
+    def _prologue(self, function: NativeFunction) -> list[str]:
+        """What a kernel does before anything else: nothing, on the device's own hot path."""
+        return []
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
@@ -90,16 +113,15 @@ class Writer:
         ident = identifier(name)
         if kind in ("functional", "view"):
             flag = ", view=True" if kind == "view" else ""
-            return f'{ident}_op = op("aten::{name}"{flag})\n{ident}_table = {ident}_op.table'
+            return f'{ident}_op = op("{self.target(name)}"{flag})\n{ident}_table = {ident}_op.table'
         if kind in ("inplace", "mutable", "out"):
             args = in_order(function.func)
             written = tuple(i for i, a in enumerate(args) if is_written(a)) if kind != "out" else ()
             outs = len(function.func.arguments.out)
-            return (
-                f'{ident}_op = Mutation("aten::{name}", "aten::{self.functional_of[name]}", {written}, {outs})\n'
-                f"{ident}_table = {ident}_op.table"
-            )
-        return f'{ident}_op = op("aten::{name}")'
+            functional = self.target(self.functional_of[name])
+            made = wrapped(f'{ident}_op = Mutation("{qualified(name)}", "{functional}", {written}, {outs})')
+            return "\n".join([*made, f"{ident}_table = {ident}_op.table"])
+        return f'{ident}_op = op("{qualified(name)}")'
 
     def _signature(self, schema: FunctionSchema) -> str:
         parts = []
@@ -110,9 +132,9 @@ class Writer:
             if info.kwarg_only and not starred:
                 parts.append("*")
                 starred = True
-            text = safe(argument.name)
+            text = f"{safe(argument.name)}: {annotation(argument.type)}"
             if info.has_default_value():
-                text += "=" + self._default(argument, info.default_value)
+                text += " = " + self._default(argument, info.default_value)
             parts.append(text)
         return ", ".join(parts)
 
@@ -154,7 +176,7 @@ class Writer:
             lines += ["try:", *[INDENT + f for f in fast], "except AttributeError:", *[INDENT + s for s in slow]]
         return lines + rest, names
 
-    def _scalar(self, argument: Argument, name: str, info: Any, structural: list[str], lines: list[str]) -> str:
+    def _scalar(self, argument: Argument, name: str, info: Any, structural: Iterable[str], lines: list[str]) -> str:
         kind = base(argument.type)
         if argument.name == "pin_memory":
             return "None"
@@ -185,9 +207,13 @@ class Writer:
         ident = identifier(str(function.func.name))
         lines, names = self.canonical(function, in_order(function.func))
         lines = self._elsewhere(function) + lines
-        lines.append(f"key = ({', '.join(names)},)")
-        lines += [f"out = {ident}_table.get(key)", "if out is None:", f"{INDENT}return record({ident}_op, key)"]
+        lines += wrapped(f"key = ({', '.join(names)},)", 1)
+        lines += [f"out = {ident}_table.get(key)", *self._missed(function, f"record({ident}_op, key)")]
         return lines + self._results(function)
+
+    def _missed(self, function: NativeFunction, call: str) -> list[str]:
+        """What a kernel does when its table does not know the structure."""
+        return ["if out is None:", *indented(wrapped(f"return {call}", 2))]
 
     def _elsewhere(self, function: NativeFunction) -> list[str]:
         """A factory or a ``*_like`` op that was asked for another device than ltc."""
@@ -204,7 +230,7 @@ class Writer:
                 "if device is None:",
                 f"{INDENT}device = {first_tensor(schema)}.device",
                 'elif device.type != "ltc":',
-                f"{INDENT}return elsewhere({ident}_op, {passed})",
+                *indented(wrapped(f"return elsewhere({ident}_op, {passed})", 2)),
             ]
         return [
             'if device is None or device.type != "ltc" or device.index is None:',
@@ -234,8 +260,8 @@ class Writer:
         ident = identifier(str(function.func.name))
         lines, names = self.canonical(function, in_order(function.func))
         first = safe(in_order(function.func)[0].name)
-        lines += [f"key = ({', '.join(names)},)", f"out = {ident}_table.get(key)"]
-        lines += ["if out is None:", f"{INDENT}return record_view({ident}_op, {first}, key)"]
+        lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
+        lines += self._missed(function, f"record_view({ident}_op, {first}, key)")
         if is_list(function.func.returns[0].type):
             return [*lines, f"return [make_view({first}, value) for value in out]"]
         return [*lines, f"return make_view({first}, out)"]
@@ -244,8 +270,8 @@ class Writer:
         ident = identifier(str(function.func.name))
         lines, names = self.canonical(function, in_order(function.func))
         first = safe(in_order(function.func)[0].name)
-        lines += [f"key = ({', '.join(names)},)", f"out = {ident}_table.get(key)"]
-        lines += ["if out is None:", f"{INDENT}return mutate({ident}_op, key, ({first},), {first})"]
+        lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
+        lines += self._missed(function, f"mutate({ident}_op, key, ({first},), {first})")
         return [
             *lines,
             f"state = {first}._lt",
@@ -263,10 +289,10 @@ class Writer:
         ident = identifier(str(schema.name))
         lines, names = self.canonical(function, in_order(schema))
         written = [safe(a.name) for a in in_order(schema) if is_written(a)]
-        lines += [f"key = ({', '.join(names)},)", f"out = {ident}_table.get(key)"]
+        lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
         tensors = f"({', '.join(written)},)"
         returned = self._returned(function)
-        lines += ["if out is None:", f"{INDENT}return mutate({ident}_op, key, {tensors}, {returned})"]
+        lines += self._missed(function, f"mutate({ident}_op, key, {tensors}, {returned})")
         for i, argument in enumerate(a for a in in_order(schema) if is_written(a)):
             call = "write_all" if is_list(argument.type) else "write"
             lines.append(f"{call}({safe(argument.name)}, out[1][{i}])")
@@ -290,50 +316,55 @@ class Writer:
         lines, names = self.canonical(function, in_order(schema))
         outs = [safe(a.name) for a in schema.arguments.out]
         returned = "None" if not schema.returns else outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
-        lines.append(f"write_out({ident}_op, ({', '.join(names)},), ({', '.join(outs)},))")
+        lines += wrapped(f"key = ({', '.join(names)},)", 1)
+        lines += wrapped(f"write_out({ident}_op, key, ({', '.join(outs)},))", 1)
         return [*lines, f"return {returned}"]
 
     def _draw(self, function: NativeFunction) -> list[str]:
         return [f"return draw({identifier(str(function.func.name))}_op, args, kwargs)"]
 
     def _fallback(self, function: NativeFunction) -> list[str]:
-        return [f"return fallback({identifier(str(function.func.name))}_op, args, kwargs)"]
+        reason = classify(function, self.functional_of, self.deterministic).reason
+        ident = identifier(str(function.func.name))
+        return wrapped(f'return fallback({ident}_op, args, kwargs, "{reason}")', 1)
 
 
 # --- what a schema says ----------------------------------------------------------------------------------------------
 
 
 def classify(
-    function: NativeFunction, functional_of: dict[str, str], deterministic: frozenset[str] = frozenset()
-) -> str:
+    function: NativeFunction, functional_of: Mapping[str, str], deterministic: frozenset[str] = frozenset()
+) -> Kind:
     """Which kind of kernel an overload gets."""
     schema = function.func
+    name = str(schema.name)
     types = [a.type for a in schema.arguments.flat_all]
-    if any(base(t) in (BaseTy.Storage, BaseTy.Stream) for t in types if base(t)):
-        return "fallback"
+    for kind in types:
+        if base(kind) in (BaseTy.Storage, BaseTy.Stream, None):
+            return Kind("fallback", f"a {kind} cannot be part of a graph")
     if any(base(t) is BaseTy.Generator for t in types) or (
-        "nondeterministic_seeded" in function.tags and str(schema.name) not in deterministic
+        "nondeterministic_seeded" in function.tags and name not in deterministic
     ):
-        return "draw"
-    if any(base(r.type) is not BaseTy.Tensor for r in schema.returns):
-        return "fallback"
-    kind = schema.kind()
-    if kind is SchemaKind.out:
-        if str(schema.name) not in functional_of or any(is_list(a.type) for a in schema.arguments.out):
-            return "fallback"
-        return "out"
-    if kind in (SchemaKind.inplace, SchemaKind.mutable):
-        if str(schema.name) not in functional_of:
-            return "fallback"
-        first = in_order(schema)[0]
-        return (
-            "inplace" if kind is SchemaKind.inplace and not is_list(first.type) and one_written(schema) else "mutable"
-        )
-    if any(r.annotation is not None for r in schema.returns):
-        return "view"
-    if not any(base(t) is BaseTy.Tensor for t in types) and not any(base(t) is BaseTy.Device for t in types):
-        return "fallback"
-    return "functional" if schema.returns else "fallback"
+        return Kind("draw")
+    for returned in schema.returns:
+        if base(returned.type) is not BaseTy.Tensor:
+            return Kind("fallback", f"it returns a {returned.type}")
+    form = schema.kind()
+    if form is SchemaKind.functional:
+        if any(r.annotation is not None for r in schema.returns):
+            return Kind("view")
+        if not any(base(t) in (BaseTy.Tensor, BaseTy.Device) for t in types):
+            return Kind("fallback", "no argument is a tensor or a device")
+        return Kind("functional") if schema.returns else Kind("fallback", "it returns nothing")
+    if name not in functional_of:
+        return Kind("fallback", "it writes into its arguments and has no functional form")
+    if form is SchemaKind.out:
+        if any(is_list(a.type) for a in schema.arguments.out):
+            return Kind("fallback", "its out= argument is a list")
+        return Kind("out")
+    first = in_order(schema)[0]
+    alone = form is SchemaKind.inplace and not is_list(first.type) and one_written(schema)
+    return Kind("inplace" if alone else "mutable")
 
 
 def one_written(schema: FunctionSchema) -> bool:
@@ -370,6 +401,38 @@ def is_optional(kind: Any) -> bool:
     return isinstance(kind, OptionalType)
 
 
+_ANNOTATIONS = {
+    BaseTy.Tensor: "LazyTensor",
+    BaseTy.Scalar: "Scalar",
+    BaseTy.float: "Scalar",
+    BaseTy.int: "int",
+    BaseTy.bool: "bool",
+    BaseTy.str: "str",
+    BaseTy.ScalarType: "torch.dtype",
+    BaseTy.Device: "torch.device",
+    BaseTy.Layout: "torch.layout",
+    BaseTy.MemoryFormat: "torch.memory_format",
+}
+
+
+def annotation(kind: Any) -> str:
+    """The Python annotation of an argument as torch hands it to a kernel."""
+    if isinstance(kind, OptionalType):
+        inner = annotation(kind.elem)
+        return inner if inner in ("Any", "Scalar") else f"{inner} | None"
+    if isinstance(kind, ListType):
+        return f"Sequence[{annotation(kind.elem)}]"
+    return _ANNOTATIONS.get(base(kind), "Any")  # type: ignore[arg-type]
+
+
+def result_type(schema: FunctionSchema) -> str:
+    """The Python annotation of what a kernel returns."""
+    if not schema.returns:
+        return "None"
+    kinds = [f"list[{T}]" if is_list(r.type) else T for r in schema.returns for T in ["torch.Tensor"]]
+    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+
+
 def first_tensor(schema: FunctionSchema) -> str:
     """The name of the first tensor argument."""
     return next(safe(a.name) for a in in_order(schema) if base(a.type) is BaseTy.Tensor)
@@ -403,7 +466,7 @@ def runtime_schema(schema: FunctionSchema) -> dict[str, Any]:
     name = str(schema.name)
     found = _runtime.get(name)
     if found is None:
-        stem, _, overload = name.partition(".")
-        known = torch._C._get_schema(f"aten::{stem}", overload)
+        stem, _, overload = qualified(name).partition(".")
+        known = torch._C._get_schema(stem, overload)
         found = _runtime[name] = {a.name: a for a in known.arguments}
     return found

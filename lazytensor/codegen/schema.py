@@ -66,6 +66,7 @@ class LazyIrProperties:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
+        """The properties there are."""
         return tuple(f.name for f in fields(cls))
 
     @classmethod
@@ -167,6 +168,7 @@ class LazyArgument:
 
     @property
     def name(self) -> str:
+        """The name in the schema."""
         return str(self.argument.name)
 
     @property
@@ -176,14 +178,17 @@ class LazyArgument:
 
     @property
     def orig_type(self) -> Type:
+        """The type in the schema."""
         return self.argument.type
 
     @property
     def is_optional(self) -> bool:
+        """Whether None is allowed."""
         return isinstance(self.orig_type, OptionalType)
 
     @property
     def is_generator(self) -> bool:
+        """Whether it is a random generator."""
         return base_type(self.orig_type) is BaseTy.Generator
 
     @property
@@ -236,6 +241,7 @@ class LazyIrSchema:
 
     @property
     def name(self) -> OperatorName:
+        """The operator, overload included."""
         return self.func.name
 
     @property
@@ -256,6 +262,7 @@ class LazyIrSchema:
 
     @property
     def returns(self) -> tuple[Return, ...]:
+        """What the operator returns."""
         return tuple(self.func.returns)
 
     @property
@@ -277,16 +284,20 @@ class LazyIrSchema:
 
     @property
     def positional_values(self) -> list[LazyArgument]:
+        """The operands that are passed by position."""
         return self.filtered_args(keyword=False, scalars=False)
 
     @property
     def positional_scalars(self) -> list[LazyArgument]:
+        """The attributes that are passed by position."""
         return self.filtered_args(keyword=False, values=False)
 
     @property
     def keyword_values(self) -> list[LazyArgument]:
+        """The operands that are passed by keyword."""
         return self.filtered_args(positional=False, scalars=False)
 
     @property
     def keyword_scalars(self) -> list[LazyArgument]:
+        """The attributes that are passed by keyword."""
         return self.filtered_args(positional=False, values=False)

@@ -10,8 +10,10 @@ from textwrap import dedent
 import pytest
 from torchgen.model import DispatchKey, OperatorName  # type: ignore[import-untyped,unused-ignore]
 
-from lazytensor.codegen.backend_yaml import CodegenErrors, ParsedExternalYaml, check_kernels, parse_backend_yaml
+from lazytensor.codegen.backend_yaml import ParsedExternalYaml, parse_backend_yaml
+from lazytensor.codegen.checks import check_kernels
 from lazytensor.codegen.natives import load_native_functions
+from lazytensor.codegen.yaml_document import CodegenErrors
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -343,7 +345,7 @@ CASES = {
     ),
     "unknown option": (
         HEAD + "full_codegen:\n  - {op: abs, shap: f}",
-        [r'4: unexpected key "shap"; the keys are op, properties, shape, structure; did you mean shape\?$'],
+        [r'4: unexpected key "shap"; the keys are op, properties, shape, structure, deterministic; did you mean shape\?$'],
     ),
     "option without an operator": (
         HEAD + "full_codegen:\n  - {shape: f}",
