@@ -25,10 +25,17 @@ def apply() -> None:
     backward_on_callers_thread()
     keep_parameters_on_conversion()
     give_storages_their_size()
+    read_storages_from_the_cpu()
     make_and_clone_storages()
     share_loaded_storages()
     write_data_for_tensors()
     print_from_the_cpu()
+    answer_for_the_accelerator()
+    let_generators_be_of_ltc()
+    forget_casts_with_autocast()
+    refuse_dlpack()
+    pin_on_the_host()
+    record_what_was_compiled()
 
 
 def forget_shortcut_on_data_assignment() -> None:
@@ -159,6 +166,35 @@ def give_storages_their_size() -> None:
         setattr(torch.UntypedStorage, name, nbytes)
 
 
+def read_storages_from_the_cpu() -> None:
+    """C++ reads and fills a storage through its memory.
+
+    Symptom: ``x.untyped_storage().cpu()``: "size does not match, self was 12 bytes but src was 0 bytes"; ``pickle.loads``, which
+    fills a storage from a file: "storage has wrong byte size: expected 24 got 0"; printing a storage: "index 0 out of range for
+    storage of size 0".
+    """
+    kind = torch.UntypedStorage
+    cpu, fill, item = kind.cpu, kind._set_from_file, kind.__getitem__  # type: ignore[attr-defined]
+
+    def to_cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        return serialization.to_cpu(self) if hasattr(self, "_lt") else cpu(self)
+
+    def set_from_file(self: torch.UntypedStorage, *args: Any) -> Any:
+        if not hasattr(self, "_lt"):
+            return fill(self, *args)
+        memory = torch.UntypedStorage(self.nbytes())
+        fill(memory, *args)
+        serialization.fill(self, memory)
+        return self
+
+    def getitem(self: torch.UntypedStorage, index: Any) -> Any:
+        return item(to_cpu(self) if hasattr(self, "_lt") else self, index)
+
+    kind.cpu = to_cpu  # type: ignore[method-assign]
+    kind._set_from_file = set_from_file  # type: ignore[attr-defined]
+    kind.__getitem__ = getitem  # type: ignore[method-assign,assignment]
+
+
 def make_and_clone_storages() -> None:
     """C++ makes a storage by asking the device's allocator, and ltc has none.
 
@@ -224,3 +260,141 @@ def print_from_the_cpu() -> None:
         return original(self.cpu() if self.device.type == DEVICE else self, indent)  # type: ignore[no-any-return]
 
     module._tensor_str = tensor_str
+
+
+def answer_for_the_accelerator() -> None:
+    """``torch.accelerator`` asks the device's C++ guard and allocator, and a Python device can give it neither.
+
+    Symptoms: ``torch.accelerator.synchronize()``: "Backend doesn't support synchronizing all streams on device";
+    ``torch.accelerator.memory_allocated()``: "Allocator for ltc is not a DeviceAllocator" (an internal assertion);
+    ``set_device_index(1)`` did nothing; ``get_device_capability()``: "Backend doesn't support getting device capabilities".
+    """
+    from lazytensor.device.module import DeviceModule as module
+
+    def stats(index: int) -> dict[str, Any]:
+        figures = {k.removesuffix(".all.current"): v for k, v in module.memory_stats(index).items() if "current" in k}
+        most = module.max_memory_allocated(index)
+        return {kind: {"all": {"current": now, "peak": most}} for kind, now in figures.items()}
+
+    def exchange(index: int) -> int:
+        before = module.current_device()
+        module.set_device(index)
+        return before
+
+    answers = {
+        "synchronizeDevice": module.synchronize,
+        "getDeviceIndex": module.current_device,
+        "setDeviceIndex": module.set_device,
+        "exchangeDevice": exchange,
+        "maybeExchangeDevice": exchange,
+        "isAllocatorInitialized": module.is_initialized,
+        "getDeviceStats": stats,
+        "resetPeakStats": module.reset_peak_memory_stats,
+        "resetAccumulatedStats": lambda index: None,
+        "getMemoryInfo": module.mem_get_info,
+        "emptyCache": module.empty_cache,
+        "emptyHostCache": module.empty_cache,
+        "getDeviceCapability": module.get_device_capability,
+    }
+    for name, answer in answers.items():
+        setattr(torch._C, "_accelerator_" + name, answer)
+
+
+def let_generators_be_of_ltc() -> None:
+    """A generator for an out-of-tree device is made in C++ only.
+
+    Symptom: ``torch.Generator(device="ltc")``: "You should register `PrivateUse1HooksInterface` … and implement
+    `getNewGenerator` at the same time for PrivateUse1."
+    """
+    from lazytensor.device.generator import Generator
+
+    torch.Generator = Generator  # type: ignore[misc]
+
+
+def forget_casts_with_autocast() -> None:
+    """The end of the outermost ``torch.autocast`` clears a cache in C++ and tells nobody.
+
+    Symptom: the next step used the low-precision copies of the weights from the step before.
+    """
+    original = torch.clear_autocast_cache
+
+    def clear_autocast_cache() -> None:
+        from lazytensor.device import autocast
+
+        original()
+        autocast.forget_copies()
+
+    torch.clear_autocast_cache = clear_autocast_cache
+
+
+def refuse_dlpack() -> None:
+    """PyTorch packs an ltc tensor as one of an unknown device whose memory is at address 0.
+
+    Symptom: ``x.__dlpack__()`` gave a capsule that ended the process of whoever read it.
+    """
+    import torch.utils.dlpack as module
+
+    method, function = torch.Tensor.__dlpack__, module.to_dlpack
+
+    def refuse(tensor: torch.Tensor) -> None:
+        if tensor.device.type == DEVICE:
+            raise BufferError(
+                f"can't export {tensor.device} device type tensor through DLPack. Use Tensor.cpu() to copy the tensor to host "
+                "memory first."
+            )
+
+    def dlpack(self: torch.Tensor, **kwargs: Any) -> Any:
+        refuse(self)
+        return method(self, **kwargs)
+
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        refuse(tensor)
+        return function(tensor)
+
+    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]
+    module.to_dlpack = torch.to_dlpack = to_dlpack
+
+
+def pin_on_the_host() -> None:
+    """Pinning asks the accelerator's C++ hooks for an allocator of pinned memory.
+
+    Symptom: ``DataLoader(pin_memory=True)``: "You should register `PrivateUse1HooksInterface` … and implement
+    `getPinnedMemoryAllocator`".  The device's memory is the host's, so that every page of it is as good as pinned.
+    """
+    pin, pinned = torch.Tensor.pin_memory, torch.Tensor.is_pinned
+    mark = "_ltc_pinned"
+
+    def is_ours(tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if not is_ours(self):
+            return pin(self)
+        if is_pinned(self):
+            return self
+        copy = self.detach().clone()
+        setattr(copy.untyped_storage(), mark, True)
+        return copy
+
+    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return hasattr(self.untyped_storage(), mark) if is_ours(self) else pinned(self)
+
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
+    torch.Tensor.is_pinned = is_pinned  # type: ignore[method-assign,assignment]
+
+
+def record_what_was_compiled() -> None:
+    """Inductor has no code generator for ltc.
+
+    Symptom: ``torch.compile(f)(x)``: "InductorError: KeyError: 'ltc'".  What Dynamo captured runs op by op on ltc instead, which
+    records it: the cut compiles it together with everything around it.
+    """
+    wrapper = torch._TorchCompileInductorWrapper
+    original = wrapper.__call__
+
+    def call(self: Any, model_: Any, inputs_: Any) -> Any:
+        if any(isinstance(i, torch.Tensor) and i.device.type == DEVICE for i in inputs_):
+            return model_
+        return original(self, model_, inputs_)
+
+    wrapper.__call__ = call  # type: ignore[method-assign]

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from lazytensor import errors
 from lazytensor.device import geometry
 from lazytensor.device.runtime import this_device
-from lazytensor.execute import fallback
+from lazytensor.execute import cut, fallback
 from lazytensor.trace import storage, tensors
 from lazytensor.trace.record import conform
 
@@ -69,6 +70,26 @@ def clone(memory: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage.make(conform(storage.value_of_state(base), base.spec)).untyped_storage()
 
 
+def to_cpu(memory: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A copy of the storage's bytes on the CPU."""
+    base = memory._lt  # type: ignore[attr-defined]
+    if base.value is not None and not base.value.leaf:
+        cut.cut("copy to cpu")
+    if base.error is not None:
+        raise errors.ValueLost(base.error)
+    return base.data.untyped_storage().clone()  # type: ignore[no-any-return]
+
+
+def fill(memory: torch.UntypedStorage, contents: torch.UntypedStorage) -> None:
+    """Let the storage have these bytes, which the caller gives away."""
+    base = memory._lt  # type: ignore[attr-defined]
+    data = torch.empty(0, dtype=base.spec.dtype, device="cpu").set_(contents)  # type: ignore[call-overload]
+    base.data = data.as_strided(base.spec.size, base.spec.stride)
+    base.value = base.error = None
+    if base.__class__ is storage.ViewedState:
+        storage.forget_views(base)
+
+
 def nbytes(memory: torch.UntypedStorage) -> int:
     """How many bytes the storage's data has, or will have."""
     have = memory._lt.spec  # type: ignore[attr-defined]
@@ -85,4 +106,4 @@ def register() -> None:
     torch.serialization.register_package(5, _tag, _restore)
 
 
-__all__ = ["clone", "empty", "from_bytes", "nbytes", "register", "stand_in"]
+__all__ = ["clone", "empty", "fill", "from_bytes", "nbytes", "register", "stand_in", "to_cpu"]
