@@ -25,6 +25,16 @@ def _boolean(text: str) -> bool:
     return text.strip().lower() not in ("", "0", "false", "no", "off")
 
 
+def _one_of(*words: str) -> Any:
+    def choice(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    choice.__name__ = " or ".join(words)
+    return choice
+
+
 class Setting(Generic[T]):
     """One setting.  ``origin`` says where its value came from: default, environment or program."""
 
@@ -54,6 +64,13 @@ class Setting(Generic[T]):
 _ALL: dict[str, Setting[Any]] = {
     "devices": Setting(2, "LAZYTENSOR_DEVICES", "How many virtual devices there are: ltc:0, ltc:1, …"),
     "backend": Setting("reference", "LAZYTENSOR_BACKEND", "The backend that compiles and runs graphs."),
+    "on_backend_failure": Setting(
+        "raise",
+        "LAZYTENSOR_ON_BACKEND_FAILURE",
+        "What happens to a graph that its backend cannot compile or run: raise, or run it on the backend reference.",
+        kind=_one_of("raise", "reference"),
+    ),
+    "ts_cuda": Setting(False, "LTC_TS_CUDA", "Let the ts backend compute on CUDA instead of the CPU."),
     "max_pending": Setting(250_000, "LAZYTENSOR_MAX_PENDING", "Cut by itself when this many operations are pending."),
     "max_pending_bytes": Setting(
         8 << 30, "LAZYTENSOR_MAX_PENDING_BYTES", "Cut by itself when the pending results need this many bytes."
@@ -71,6 +88,11 @@ _ALL: dict[str, Setting[Any]] = {
         "text", "LTC_SAVE_TENSORS_FMT", "The format of that file: text, dot, python or backend."
     ),
     "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
+    "compile_seconds": Setting(300, "LAZYTENSOR_COMPILE_SECONDS", "How long one graph may be compiled by TorchInductor."),
+    "max_compiled_operations": Setting(
+        4000, "LAZYTENSOR_MAX_COMPILED_OPERATIONS", "Graphs with more operations are not given to TorchInductor."
+    ),
+    "disk_cache_bytes": Setting(2 << 30, "LAZYTENSOR_DISK_CACHE_BYTES", "How large the cache of compiled graphs on disk may be."),
     "cache_dir": Setting("", "LAZYTENSOR_CACHE_DIR", "Where generated kernels and compiled graphs are kept on disk."),
 }
 

@@ -1,0 +1,198 @@
+"""Compiled graphs on disk: a restarted program runs its first step compiled, with no compiler started.
+
+An entry is a folder named by what it was made from: the graph's structure, the backend, the versions and flags.  It holds plain
+files (text and shared objects, never a pickle) and a manifest with their sizes and digests, signed with a key that only the
+owner can read.  An entry that is truncated, tampered with or foreign is ignored, with one line.  Folders and files are the
+owner's alone.  The cache is bounded in bytes; the least recently used entry goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lazytensor import settings
+
+log = logging.getLogger("lazytensor")
+_MANIFEST = "manifest.json"
+_said: set[str] = set()
+
+
+def root() -> Path:
+    """The folder of all entries, made on first use for its owner alone."""
+    path = settings.cache_directory() / "graphs"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def _secret() -> bytes:
+    """The key that signs manifests: made once, readable by its owner alone."""
+    path = root() / "key"
+    try:
+        status = path.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            key = path.read_bytes()
+            if len(key) == 32:
+                return key
+    except OSError:
+        pass
+    key = secrets.token_bytes(32)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(key)
+    os.replace(temporary, path)
+    return key
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled graph on disk."""
+
+    key: str
+    path: Path
+    bytes: int
+    used: float
+    about: dict[str, Any]
+
+
+def key_of(*parts: str) -> str:
+    """The name of the entry made from these parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part.encode())
+    return digest.hexdigest()[:40]
+
+
+def store(key: str, folder: Path, about: dict[str, Any]) -> Path:
+    """Take a folder of files into the cache as an entry, in one step."""
+    files = {p.name: _fingerprint(p) for p in sorted(folder.iterdir()) if p.name != _MANIFEST}
+    body = {"key": key, "about": about, "files": files, "stored": time.time()}
+    text = json.dumps(body, sort_keys=True)
+    (folder / _MANIFEST).write_text(json.dumps({"body": text, "signature": _sign(text)}))
+    for path in folder.iterdir():
+        path.chmod(0o600)
+    folder.chmod(0o700)
+    target = root() / key
+    if target.exists():
+        shutil.rmtree(target, ignore_errors=True)
+    try:
+        os.rename(folder, target)
+    except OSError:
+        if not target.exists():
+            raise
+    prune(settings.disk_cache_bytes)
+    return target
+
+
+def _fingerprint(path: Path) -> list[Any]:
+    return [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
+
+
+def _sign(text: str) -> str:
+    return hmac.new(_secret(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def find(key: str) -> Entry | None:
+    """The entry of this name, if it is there, whole and ours."""
+    path = root() / key
+    if not path.is_dir():
+        return None
+    try:
+        body = _read(path)
+        if body["key"] != key:
+            raise ValueError("it belongs to another graph")
+        for name, expected in body["files"].items():
+            if _fingerprint(path / name) != expected:
+                raise ValueError(f"{name} was changed")
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        if key not in _said:
+            _said.add(key)
+            log.warning("lazytensor: the cache entry %s is ignored: %s", path.name, problem)
+        return None
+    now = time.time()
+    try:
+        os.utime(path, (now, now))
+    except OSError:
+        pass
+    return Entry(key, path, sum(size for size, _ in body["files"].values()), now, body["about"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The manifest of an entry, its owner and signature checked."""
+    if path.stat().st_uid != os.getuid():
+        raise ValueError("it belongs to another user")
+    outer = json.loads((path / _MANIFEST).read_text())
+    if not hmac.compare_digest(outer["signature"], _sign(outer["body"])):
+        raise ValueError("its signature is not this user's")
+    body: dict[str, Any] = json.loads(outer["body"])
+    return body
+
+
+def entries() -> Iterator[Entry]:
+    """Every valid entry, least recently used first."""
+    found = []
+    for path in root().iterdir():
+        if not path.is_dir():
+            continue
+        try:
+            body = _read(path)
+            size = sum(s for s, _ in body["files"].values())
+            found.append(Entry(path.name, path, size, path.stat().st_mtime, body["about"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return iter(sorted(found, key=lambda e: e.used))
+
+
+def prune(limit: int) -> list[Entry]:
+    """Remove the least recently used entries until the rest fits into this many bytes."""
+    known = list(entries())
+    total = sum(e.bytes for e in known)
+    removed = []
+    for entry in known:
+        if total <= limit:
+            break
+        shutil.rmtree(entry.path, ignore_errors=True)
+        total -= entry.bytes
+        removed.append(entry)
+    return removed
+
+
+def export(target: Path, keys: list[str] | None = None) -> int:
+    """Write entries into one archive, to be imported on another machine."""
+    count = 0
+    with tarfile.open(target, "w:gz") as archive:
+        for entry in entries():
+            if keys is None or entry.key in keys:
+                archive.add(entry.path, arcname=entry.key)
+                count += 1
+    return count
+
+
+def import_archive(source: Path) -> int:
+    """Take the entries of an archive into the cache and sign them.  Whoever imports an archive trusts who made it."""
+    count = 0
+    with tarfile.open(source, "r:gz") as archive, tempfile.TemporaryDirectory(dir=root()) as temporary:
+        archive.extractall(temporary, filter="data")
+        for folder in sorted(Path(temporary).iterdir()):
+            body = json.loads(json.loads((folder / _MANIFEST).read_text())["body"])
+            if folder.name != body["key"]:
+                raise ValueError(f"{source}: the entry {folder.name} names itself {body['key']}")
+            for name, expected in body["files"].items():
+                if _fingerprint(folder / name) != expected:
+                    raise ValueError(f"{source}: {folder.name}/{name} is damaged")
+            store(body["key"], folder, body["about"])
+            count += 1
+    return count

@@ -1,0 +1,57 @@
+"""The ``inductor`` and ``auto`` backends: whole steps compiled by TorchInductor, in another process, without waiting for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazytensor.backend.graph import Graph
+from lazytensor.backend.inductor.build import no_compiler
+from lazytensor.backend.inductor.tiers import Tiered
+from lazytensor.backend.interface import Backend
+
+log = logging.getLogger("lazytensor")
+
+
+class AutoBackend(Backend):
+    """Starts every graph on the first tier and moves it to compiled code when that is ready."""
+
+    name = "auto"
+    version = torch.__version__
+    _after = 1
+
+    def __init__(self, wait: bool = False, first: str = "ts") -> None:
+        """``wait``: compile at the first cut and wait for it.  ``first``: the backend of the first tier."""
+        super().__init__()
+        self.wait = wait
+        self.first_name = first
+        self.graphs: list[Tiered] = []
+
+    def prepare(self) -> None:
+        """Make the first tier; say so where there is no compiler."""
+        from lazytensor.backend import registry
+
+        self.first = registry.make(self.first_name)
+        self.first.prepare()
+        self.missing = no_compiler()
+        if self.missing:
+            log.warning("lazytensor: %s: graphs stay on the %r backend", self.missing, self.first_name)
+
+    def compile(self, graph: Graph) -> Callable[..., list[Any]]:
+        """A callable that starts on the first tier."""
+        first = self.first.compile(graph)
+        if self.missing:
+            return first
+        tiered = Tiered(graph, first, self.wait, self._after)
+        self.graphs.append(tiered)
+        return tiered
+
+
+class InductorBackend(AutoBackend):
+    """The same, but every graph is sent to be compiled at its first cut."""
+
+    name = "inductor"
+    _after = 0

@@ -1,0 +1,143 @@
+"""Tiers: a graph runs at once on a backend that is fast to start, and moves to TorchInductor's code when that is ready.
+
+The first time a graph is cut nothing is known of it but that it may be the only time, so it goes to the first tier.  A graph that is
+seen again is worth compiling: it is sent to the compiling process, and the program goes on.  The compiled code is taken into
+use at a later cut.  If it is in the disk cache already, it is used from the first cut on.
+
+Numbers that the code has as constants are compared before each run.  When one changes, that run goes to the first tier; after a
+few changes the graph stays there, and a line on the log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazytensor import settings
+from lazytensor._version import __version__
+from lazytensor.backend import diskcache, graphfile
+from lazytensor.backend.graph import Graph
+from lazytensor.backend.inductor.load import Compiled
+from lazytensor.backend.inductor.lower import Lowering
+from lazytensor.backend.inductor.service import encode, service
+
+log = logging.getLogger("lazytensor")
+COLD, SENT, READY, STAYS = "cold", "sent", "ready", "stays"
+_MOST_VARIANTS = 3  # how often a graph is compiled again for another value of a constant
+
+
+class Tiered:
+    """One graph on its way from the first tier to compiled code."""
+
+    def __init__(self, graph: Graph, first: Callable[..., list[Any]], wait: bool, after: int) -> None:
+        self.graph = graph
+        self.first = first
+        self.wait = wait
+        self.after = after  # how many runs on the first tier before the graph is sent to be compiled
+        self.state = COLD
+        self.runs = 0
+        self.compiled: Compiled | None = None
+        self.variants = 0
+        self.reason = ""
+        self.seconds = 0.0
+        self._arrived = threading.Event()
+
+    @property
+    def tier(self) -> str:
+        """Which tier the next run will take."""
+        return "inductor" if self.compiled is not None else "first"
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        compiled = self.compiled
+        if compiled is not None:
+            if compiled.accepts(inputs):
+                return compiled(*inputs)
+            self._varied()
+        self.runs += 1
+        if self.state is COLD and self._want(inputs) and self.wait:
+            self._arrived.wait()
+            if self.compiled is not None and self.compiled.accepts(inputs):
+                return self.compiled(*inputs)
+        return self.first(*inputs)
+
+    def _varied(self) -> None:
+        """A constant has another value."""
+        self.variants += 1
+        if self.variants < _MOST_VARIANTS:
+            self.state = COLD
+            self.compiled = None
+            return
+        self.compiled = None
+        self._stay("a number that is compiled as a constant keeps changing")
+
+    def _want(self, inputs: tuple[Any, ...]) -> bool:
+        """Ask for compiled code: from the disk cache at the first run, from the compiler once the graph was seen often enough."""
+        if self.runs > 1 and self.runs <= self.after and not self.wait:
+            return False
+        if len(self.graph) > settings.max_compiled_operations:
+            self._stay(f"it has {len(self.graph)} operations, more than max_compiled_operations")
+            return False
+        numbers = list(inputs[len(self.graph.data) :])
+        key = entry_key(self.graph, numbers)
+        if diskcache.find(key) is not None:
+            self._load(key)
+            return True
+        if self.runs <= self.after and not self.wait:
+            return False
+        self.state = SENT
+        self._arrived.clear()
+        self.seconds = time.perf_counter()
+        about = {
+            "operations": len(self.graph),
+            "line": str(self.graph.first_line()),
+            "torch": torch.__version__,
+            "lazytensor": __version__,
+        }
+        service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
+        return True
+
+    def _answer(self, key: str, error: str | None) -> None:
+        """Called on the thread that listens to the compiling process."""
+        self.seconds = time.perf_counter() - self.seconds
+        if error is None:
+            self._load(key)
+        else:
+            self._stay(error)
+
+    def _load(self, key: str) -> None:
+        try:
+            entry = diskcache.find(key)
+            if entry is None:
+                raise RuntimeError("the compiled code is not in the cache")
+            self.compiled = Compiled(entry.path, self.graph.replaces, len(self.graph.data))
+            self.state = READY
+        except Exception as problem:
+            self._stay(f"{type(problem).__name__}: {problem}")
+        finally:
+            self._arrived.set()
+
+    def _stay(self, reason: str) -> None:
+        """Leave the graph on the first tier for good, and say why, once."""
+        self.state = STAYS
+        self.reason = reason
+        self._arrived.set()
+        log.warning(
+            "lazytensor: the graph of %d operations that begins at %s stays on the first tier: %s",
+            len(self.graph),
+            self.graph.first_line(),
+            reason,
+        )
+
+
+def entry_key(graph: Graph, numbers: list[Any]) -> str:
+    """The name of a compiled graph in the disk cache: its structure, its constants, and everything the code depends on."""
+    baked = Lowering(graph, numbers).baked_positions()
+    constants = ",".join(f"{i}={encode(numbers[i])}" for i in baked)
+    flags = f"threads={torch.get_num_threads()} isa={torch.backends.cpu.get_cpu_capability()}"
+    dtype = str(torch.get_default_dtype())
+    return diskcache.key_of(graphfile.dumps(graph), constants, "inductor", torch.__version__, __version__, flags, dtype)
