@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from lazytensor import errors
-from lazytensor.device import geometry
+from lazytensor.device import geometry, library
 from lazytensor.device.runtime import this_device
 from lazytensor.execute import fallback
 from lazytensor.trace import shapes
 from lazytensor.trace.ir import Op
-from lazytensor.trace.record import Mutation, op, record
-from lazytensor.trace.storage import lift, make_data, state_of, value_of, write
+from lazytensor.trace.record import Mutation, intern, op, record
+from lazytensor.trace.storage import effects, lift, make_data, state_of, value_of, write
 
 KERNELS: dict[str, Callable[..., Any]] = {}
 
@@ -251,6 +251,43 @@ def record_stream(self: torch.Tensor, s: Any) -> None:
     """There are no streams to record."""
 
 
+# --- ops that only check ----------------------------------------------------------------------------------------------------
+
+
+def _check(name: str, *args: Any) -> None:
+    """Record a check: it has to run although no tensor holds its result, and raises at the cut."""
+    value = intern(op(name), args)
+    if value not in effects:
+        effects.append(value)
+
+
+@kernel("_linalg_check_errors")
+def linalg_check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """What ``linalg.inv`` and its like raise for a singular matrix."""
+    _check(library.CHECK_LINALG, value_of(info), api_name, is_matrix)
+
+
+@kernel("_assert_async")
+def assert_async(self: torch.Tensor) -> None:
+    """An assertion about a value."""
+    _check(library.CHECK_ASSERT, value_of(self), "")
+
+
+@kernel("_assert_async.msg")
+def assert_async_msg(self: torch.Tensor, assert_msg: str) -> None:
+    """The same with a message."""
+    _check(library.CHECK_ASSERT, value_of(self), assert_msg)
+
+
+@kernel("_efficientzerotensor")
+def efficientzerotensor(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    """PyTorch's zeros without memory, which autograd makes: here memory comes at the cut, if at all.
+
+    Symptom: ``sgn``'s backward gave a tensor whose storage raised "Attempted to access the data pointer".
+    """
+    return torch.zeros(size, dtype=dtype, device=this_device(device))
+
+
 # --- batch norm writes its statistics without saying so -----------------------------------------------------------------------
 
 _BATCH_NORM = Mutation("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional", (3, 4))
@@ -277,7 +314,8 @@ def native_batch_norm(
     key = (*values, training, lift(momentum), lift(eps))
     entry = _BATCH_NORM.table.get(key)
     if entry is None:
-        return mutate(_BATCH_NORM, key, (running_mean, running_var), NEW)
+        arguments = (input, weight, bias, running_mean, running_var, None, None, None)
+        return mutate(_BATCH_NORM, key, (running_mean, running_var), NEW, arguments)
     write(running_mean, entry[1][0])
     write(running_var, entry[1][1])
     return finish(entry[0])

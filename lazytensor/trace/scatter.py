@@ -44,19 +44,19 @@ def flat(base: Value, itemsize: int = 1) -> Value:
 
 def replace(view: ViewState, new: Value) -> Value:
     """The base value in which the part that ``view`` sees is ``new``."""
-    state: State | ViewState = view
-    while isinstance(state, ViewState):
-        put_back = _PUT_BACK.get(state.proto.node.op.name)
-        if put_back is None or state.parent is None:
-            break
-        parent = value_of_state(state.parent)
-        new = put_back(parent, new, state.proto.node.args[1:], state.proto)
-        state = state.parent
-    else:
-        return conform(new, state.spec)
     base = view.base
-    whole = value_of_state(base)
-    return conform(_scatter(whole, new, state.spec), base.spec)
+    chain: list[ViewState] = []
+    state: State | ViewState | None = view
+    while isinstance(state, ViewState):
+        chain.append(state)
+        state = state.parent
+    steps = [_PUT_BACK.get(part.proto.node.op.name) for part in chain]
+    if state is None or None in steps:  # put back at once: elements of a view in between may share memory
+        return conform(_scatter(value_of_state(base), new, view.spec), base.spec)
+    for part, put_back in zip(chain, steps, strict=True):
+        node = part.proto.node
+        new = put_back(value_of_state(part.parent), new, node.args[1:], part.proto)  # type: ignore[misc]
+    return conform(new, base.spec)
 
 
 def _scatter(whole: Value, part: Value, geometry: Spec) -> Value:
@@ -66,9 +66,12 @@ def _scatter(whole: Value, part: Value, geometry: Spec) -> Value:
             op("aten::as_strided_scatter"), (whole, part, geometry.size, geometry.stride, geometry.offset)
         )
     to_dtype = op("aten::view.dtype", view=True)
-    seen = intern(to_dtype, (flat(whole), geometry.dtype))
+    seen = intern(to_dtype, (flat(whole, geometry.dtype.itemsize), geometry.dtype))
     done = intern(op("aten::as_strided_scatter"), (seen, part, geometry.size, geometry.stride, geometry.offset))
     back = intern(to_dtype, (done, whole.dtype))
+    everything = flat(whole)
+    if back.size != everything.size:
+        back = intern(op("aten::slice_scatter"), (everything, back, 0, 0, back.size[0], 1))
     return intern(_AS_STRIDED, (back, whole.size, whole.spec.stride, 0))  # type: ignore[no-any-return]
 
 
