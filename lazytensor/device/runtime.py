@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lazytensor import errors, settings
-from lazytensor.device import geometry
+from lazytensor.device import geometry, sharing
 from lazytensor.execute import fallback as fallbacks
 from lazytensor.trace import record, shapes, storage
 from lazytensor.trace.ir import Value
@@ -42,44 +42,32 @@ def elsewhere(op: Any, *args: Any, **kwargs: Any) -> Any:
         return op.overload(*map(convert, args), **(kwargs | {"device": target}))
 
 
-def mutate(mutation: Mutation, key: tuple[Any, ...], written: tuple[Any, ...], returned: Any) -> Any:
-    """A mutating op on a structure that is new: work out what it writes, then write it."""
+def mutate(
+    mutation: Mutation, key: tuple[Any, ...], written: tuple[Any, ...], returned: Any, arguments: tuple[Any, ...]
+) -> Any:
+    """A mutating op on a structure that is new: work out what it writes, then write it.
+
+    ``arguments`` stands beside ``key``: the tensor arguments themselves, and None where an argument is none.
+    """
     try:
-        entry = mutation.miss(key)
+        entry = mutation.miss(key, (), lambda: sharing.shared(written, arguments))
     except shapes.CannotInfer as reason:
-        return _mutate_eagerly(mutation, key, written, returned, reason)
-    for tensor, value in zip(written, entry[1], strict=True):
-        if isinstance(tensor, list | tuple):
-            write_all(tensor, value)
-        elif tensor is not None:
-            write(tensor, value)
-    return finish(entry[0]) if returned is NEW else returned
+        result = sharing.run_in_memory(mutation, key, arguments, (), reason)
+        returns = fallbacks.adopt(result, next(sharing.each(written)).device.index) if returned is NEW else returned
+    else:
+        for tensor, value in zip(written, entry[1], strict=True):
+            if isinstance(tensor, list | tuple):
+                write_all(tensor, value)
+            elif tensor is not None:
+                write(tensor, value)
+        returns = finish(entry[0]) if returned is NEW else returned
+    if mutation.name.startswith("aten::_foreach_"):
+        increment_version(written[0])
+    return returns
 
 
-def _mutate_eagerly(mutation: Mutation, key: tuple[Any, ...], written: tuple[Any, ...], returned: Any, why: Any) -> Any:
-    """Run the mutating op itself on the CPU, on copies, and write back."""
-    numbers = {n: storage.numbers[n.index] for n in fallbacks._numbers(key)}
-    read = fallbacks.reader(key, mutation.name)
-    noted = fallbacks.announce(mutation.name, why, fallbacks.storage_values(key))
-    copies: dict[Value, torch.Tensor] = {}
-
-    def convert(argument: Any) -> Any:
-        if argument.__class__ is Value:
-            if argument not in copies:
-                data = read(argument)
-                copies[argument] = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype).copy_(data)
-            return copies[argument]
-        return numbers.get(argument, argument) if argument.__class__ is not tuple else argument
-
-    positional, keyword = shapes.call_arguments(mutation.functional, key, convert)
-    with shapes.clean():
-        result = mutation.overload(*positional, **keyword)
-    noted.done(result)
-    for position, target in zip(mutation.positions, written, strict=True):
-        values = key[position] if isinstance(target, list | tuple) else (key[position],)
-        for tensor, value in zip(target if isinstance(target, list | tuple) else (target,), values, strict=True):
-            fallbacks.write_back(tensor, copies[value])
-    return fallbacks.adopt(result, 0) if returned is NEW else returned
+# PyTorch counts a write to a list of tensors in the kernel, not on the way to it as for single tensors.
+increment_version = torch._C._increment_version
 
 
 def finish(returns: list[Any]) -> Any:
@@ -100,24 +88,24 @@ def write_all(tensors: list[torch.Tensor], values: list[Value]) -> None:
             write(tensor, value)
 
 
-def write_out(mutation: Mutation, key: tuple[Any, ...], outs: tuple[torch.Tensor, ...]) -> None:
+def write_out(
+    mutation: Mutation, key: tuple[Any, ...], outs: tuple[torch.Tensor, ...], arguments: tuple[Any, ...]
+) -> None:
     """An op with ``out=``: its results replace what the out tensors held, which are resized if need be."""
     for out in outs:
         if out.device.type != "ltc":
             raise errors.mixed_devices(out.device)
     specs = tuple([state_of(out).spec for out in outs])
-    entry = mutation.table.get((*key, *specs))
+    values: tuple[Value, ...] = ()
+    if sharing.shared(outs, (*outs, *arguments)):
+        values = storage.values_of(outs)
+    entry = mutation.table.get((*key, *specs, *values))
     if entry is None:
         try:
-            entry = mutation.miss(key, specs)
+            entry = mutation.miss(key, specs, lambda: True, values)
         except shapes.CannotInfer as reason:
-            result = fallbacks.run_values(mutation.functional.overload, key, reason)
-            results = result if isinstance(result, tuple | list) else (result,)
-            entry = ((), [storage.value_of(r) for r in results])
-            for i, (out, value) in enumerate(zip(outs, entry[1], strict=True)):
-                if out.shape != value.size:
-                    geometry.resize(out, value.size)
-                entry[1][i] = record.conform(value, state_of(out).spec)
+            sharing.run_in_memory(mutation, key, arguments, outs, reason)
+            return
     for out, value in zip(outs, entry[1], strict=True):
         if out.shape != value.size:
             if out.numel():

@@ -24,6 +24,10 @@ run_eagerly: Callable[[Any, tuple[Any, ...], Exception], Any]
 check_budget: Callable[[int], None] = lambda depth: None
 
 
+# How the backend in force records some ops otherwise than as themselves (see lazytensor.backend.lowering.IrBuilder).
+recordings: dict[str, Callable[..., Any]] = {}
+
+
 def op(name: str, view: bool = False) -> Op:
     """The one Op of this name."""
     found = ops.get(name)
@@ -50,6 +54,12 @@ def drop_nodes(keep: set[Node]) -> None:
             mutation.table.update(kept)
 
 
+def drop_mutations() -> None:
+    """Forget how mutating ops were recorded, when the ops under them are recorded in another way from now on."""
+    for mutation in mutations:
+        mutation.table.clear()
+
+
 def _nodes(entry: Any) -> set[Node]:
     if entry.__class__ is Value:
         return set() if entry.leaf else {entry.node}
@@ -72,6 +82,8 @@ def _build(op: Op, args: tuple[Any, ...]) -> Any:
     result = shapes.infer(op, args)
     specs: list[Spec | None] = []
     layout = _structure(result, device, specs)
+    if op.name in recordings:
+        return _as_recorded(recordings[op.name](*args), layout, specs)
     node = make_node(op, shapes.settle(op, args, specs), specs, source.here(op, args))
     return _fill(layout, node.outputs)
 
@@ -85,6 +97,16 @@ def _structure(result: Any, device: int, specs: list[Spec | None]) -> Any:
         kind = list if isinstance(result, list) else tuple
         return kind(_structure(r, device, specs) for r in result)
     raise shapes.CannotInfer(f"it returns a {type(result).__name__}")
+
+
+def _as_recorded(entry: Any, layout: Any, specs: list[Spec | None]) -> Any:
+    """What a backend's own recording of an op gave, which must look like the op's own results."""
+    values = [entry] if entry.__class__ is Value else list(flatten(tuple(entry)))
+    for value, wanted in zip(values, specs, strict=True):
+        if wanted is not None and (value.size, value.dtype) != (wanted.size, wanted.dtype):
+            raise RuntimeError(f"the backend recorded {value!r} for a result of {wanted}")
+    laid = [v if w is None or v.spec is w else conform(v, w) for v, w in zip(values, specs, strict=True)]
+    return _fill(layout, tuple(laid))
 
 
 def _fill(layout: Any, outputs: tuple[Value | None, ...]) -> Any:

@@ -173,41 +173,104 @@ def _in_own_memory(result: Any) -> Any:
     return result
 
 
-def infer_mutation(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...], device: int) -> list[Any]:
-    """The geometry of each written argument after the op: its own, unless an out= argument had to be resized."""
-    op = mutation.functional
-    stand = _Stand("meta")
-    positional, keyword = call_arguments(op, args, stand)
+def infer_mutation(
+    mutation: Mutation,
+    args: tuple[Any, ...],
+    outs: tuple[Spec, ...],
+    device: int,
+    shared: Callable[[], bool],
+    out_values: tuple[Value, ...],
+) -> tuple[list[Any], bool]:
+    """The geometry of each written argument after the op, and whether that holds whoever shares memory with whom.
+
+    Its own geometry, unless an out= argument had to be resized.  Two storages may have the same value, so the values tell only
+    whether written memory *could* be that of another argument; ``shared`` tells whether it is.
+    """
+    stand = _Apart("meta")
     out_tensors = [stand.tensor(s) for s in outs]
-    names = [a.name for a in mutation.overload._schema.arguments if a.is_out]
-    keyword.update(zip(names, out_tensors, strict=True))
-    failed: Exception | None = None
-    try:
-        with clean():
-            mutation.overload._op(*positional, **keyword)
-    except Exception as refusal:
-        failed = refusal
+    failed = _try(mutation, args, stand, out_tensors)
     written = [args[i] for i in mutation.positions]
-    if failed is not None or any(map(_overlaps, flatten(written))) or _aliased(args, written):
-        error = _mutation_error(mutation, args, outs)
+    specs = outs or tuple(v.spec for v in values_in(written))
+    twice, aliased = _suspicions(args, written, out_values)
+    general = True
+    if twice or aliased:
+        sharing = _Sharing("cpu")
+        error = _try(mutation, args, sharing, [sharing(v) for v in out_values] or [sharing.tensor(s) for s in outs])
+        if shared():
+            if error is not None:
+                raise error
+            if twice:
+                raise CannotInfer("what it writes shares memory")
+        else:
+            general = error is None and not twice
+    if failed is not None or any(map(may_overlap, specs)):
+        apart = _Apart("cpu")
+        error = _try(mutation, args, apart, [apart.tensor(s) for s in outs])
         if error is not None:
             raise error
-        if failed is not None:
-            raise CannotInfer(str(failed).split("\n", 1)[0])
+        raise CannotInfer(str(failed).split("\n", 1)[0] if failed else "elements it writes share memory")
     if outs:
-        return [spec_of(t, device) for t in out_tensors]
-    return [_specs(w) for w in written]
+        return [spec_of(t, device) for t in out_tensors], general
+    return [_specs(w) for w in written], general
+
+
+def _try(mutation: Mutation, args: tuple[Any, ...], stand: _Stand, outs: list[torch.Tensor]) -> Exception | None:
+    """Run a mutating op on stand-ins; the error, if it raises one."""
+    positional, keyword = call_arguments(mutation.functional, args, stand)
+    names = [a.name for a in mutation.overload._schema.arguments if a.is_out]
+    keyword.update(zip(names, outs, strict=True))
+    try:
+        with clean(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mutation.overload._op(*positional, **keyword)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+class _Apart(_Stand):
+    """Stand-ins of which no two share memory, also where two arguments have the same value."""
+
+    def __call__(self, argument: Any) -> Any:
+        return self.tensor(argument.spec) if argument.__class__ is Value else super().__call__(argument)
+
+
+class _Sharing(_Stand):
+    """Stand-ins that share memory wherever their values are seen in the same one."""
+
+    def __call__(self, argument: Any) -> Any:
+        if argument.__class__ is Value and argument.node.op.view:
+            base = super().__call__(root(argument))
+            if base.dtype is argument.dtype:
+                spec = argument.spec
+                return with_bits(base.as_strided(spec.size, spec.stride, spec.offset), spec.bits)
+        return super().__call__(argument)
+
+
+def _suspicions(args: tuple[Any, ...], written: list[Any], outs: tuple[Value, ...]) -> tuple[bool, bool]:
+    """Whether the op could write the same memory twice, or write memory that it also reads, as far as the values tell.
+
+    An op over lists goes through them one by one, so there reading what was written before is as bad as writing twice.
+    """
+    targets = [root(v) for v in (*values_in(written), *outs)]
+    roots = set(targets)
+    count = sum(root(v) in roots for v in values_in(args)) - (0 if outs else len(targets))
+    in_lists = any(w.__class__ is tuple for w in written)
+    return len(roots) < len(targets) or (in_lists and count > 0), count > 0
 
 
 def _specs(written: Any) -> Any:
     return [v.spec for v in written] if written.__class__ is tuple else written.spec
 
 
-def _overlaps(value: Any) -> bool:
-    """Whether two elements of a written value share memory, as after ``expand``."""
-    return value.__class__ is Value and any(
-        s == 0 and n > 1 for n, s in zip(value.size, value.spec.stride, strict=True)
-    )
+def may_overlap(spec: Spec) -> bool:
+    """Whether two elements of this geometry can have the same place in memory, as after ``expand``."""
+    reach = 0
+    for stride, length in sorted((s, n) for n, s in zip(spec.size, spec.stride, strict=True) if n > 1):
+        if stride <= reach:
+            return spec.numel > 0
+        reach += stride * (length - 1)
+    return False
 
 
 def root(value: Value) -> Value:
@@ -215,37 +278,6 @@ def root(value: Value) -> Value:
     while value.node.op.view:
         value = value.node.args[0]
     return value
-
-
-def _aliased(args: tuple[Any, ...], written: list[Any]) -> bool:
-    """Whether a written value shares memory with another argument."""
-    roots = {root(v) for v in values_in(written)}
-    others = [v for v in values_in(args) if not any(v is w for w in values_in(written))]
-    return any(root(v) in roots for v in others)
-
-
-def _mutation_error(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...]) -> Exception | None:
-    """Eager's error for a mutating call, tried on the CPU with arguments that share memory where the real ones do."""
-
-    class Sharing(_Stand):
-        def __call__(self, argument: Any) -> Any:
-            if argument.__class__ is Value and argument.node.op.view:
-                base = super().__call__(root(argument))
-                if base.dtype is argument.dtype:
-                    spec = argument.spec
-                    return with_bits(base.as_strided(spec.size, spec.stride, spec.offset), spec.bits)
-            return super().__call__(argument)
-
-    stand = Sharing("cpu")
-    positional, keyword = call_arguments(mutation.functional, args, stand)
-    names = [a.name for a in mutation.overload._schema.arguments if a.is_out]
-    keyword.update(zip(names, [stand.tensor(s) for s in outs], strict=True))
-    try:
-        with clean(), torch.random.fork_rng(devices=[]):
-            mutation.overload._op(*positional, **keyword)
-    except Exception as error:
-        return error.with_traceback(None)
-    return None
 
 
 def settle(op: Op, args: tuple[Any, ...], specs: list[Spec | None]) -> tuple[Any, ...]:
