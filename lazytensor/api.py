@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from lazytensor.backend.data import BackendData, BackendDevice, Computation
+from lazytensor.backend.graph import Graph
+from lazytensor.backend.interface import Backend
+from lazytensor.backend.lowering import IrBuilder, LoweringContext, define_op
+from lazytensor.backend.registry import backends, register_backend, set_backend
+from lazytensor.backend.registry import current as current_backend
 from lazytensor.execute import cut as _cut
 from lazytensor.inspect import metrics
 
@@ -20,4 +26,21 @@ def cache_info() -> dict[str, Any]:
 
 mark_step = sync
 
-__all__ = ["cache_info", "mark_step", "metrics", "sync"]
+__all__ = [
+    "Backend",
+    "BackendData",
+    "BackendDevice",
+    "Computation",
+    "Graph",
+    "IrBuilder",
+    "LoweringContext",
+    "backends",
+    "cache_info",
+    "current_backend",
+    "define_op",
+    "mark_step",
+    "metrics",
+    "register_backend",
+    "set_backend",
+    "sync",
+]

@@ -53,6 +53,24 @@ class UnknownBackend(LazyTensorError):
 class BackendFailed(LazyTensorError):
     """Raised when a backend broke its contract: it raised while compiling, or returned something other than the results."""
 
+    def __init__(self, backend: str, phase: str, graph: str, place: str, what: str) -> None:
+        self.backend = backend
+        self.phase = phase  # "compile", "execute" or "results"
+        super().__init__(
+            f"the backend {backend!r} failed ({phase}) on {graph}, {place}: {what}. "
+            "Nothing is lost: what was pending is still pending. Choose another backend (lazytensor.set_backend('reference')) "
+            "and sync again, or let that happen by itself (lazytensor.settings.on_backend_failure = 'reference')."
+        )
+
+
+class BackendNotLoaded(LazyTensorError):
+    """Raised when a backend cannot be loaded or cannot get ready; the one that was in force stays in force."""
+
+    def __init__(self, name: str, cause: Exception) -> None:
+        super().__init__(
+            f"the backend {name!r} could not be loaded: {type(cause).__name__}: {cause}. The backend in force has not changed."
+        )
+
 
 class SyncForbidden(LazyTensorError):
     """Raised inside ``with lazytensor.no_sync():`` at the line that would have read a value."""

@@ -14,20 +14,11 @@ from typing import Any
 
 import torch
 
-from lazytensor.backend.graph import Graph
+from lazytensor.backend.contract import Failure, misplaced, restrided
+from lazytensor.backend.graph import Graph, single
+from lazytensor.backend.interface import Backend
 from lazytensor.trace.ir import Node, Spec, Value
-from lazytensor.trace.shapes import clean, root
-
-
-class Failure:
-    """Stands where a result would be: the op that should have made it, or one before it, failed."""
-
-    def __init__(self, error: Exception, node: Node) -> None:
-        self.error = error
-        self.node = node
-
-    def __str__(self) -> str:
-        return f"{self.node.op.name} at {self.node.line}: {type(self.error).__name__}: {self.error}"
+from lazytensor.trace.shapes import clean
 
 
 def _pack(*items: Any) -> list[Any]:
@@ -54,13 +45,13 @@ def getter(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
     return operator.itemgetter(*positions)  # type: ignore[return-value]
 
 
-def restrided(tensor: torch.Tensor, spec: Spec) -> torch.Tensor:
-    """The same elements in memory laid out as declared."""
-    return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(tensor)
-
-
 class Program:
     """The instructions of one graph.  Calling it with the graph's inputs gives the list of its results."""
+
+    @property
+    def guarded(self) -> Program:
+        """It keeps a backend's promises by itself."""
+        return self
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -73,8 +64,9 @@ class Program:
         for node in graph.nodes:
             self._emit(node, last_uses.get(node, []))
         self.results = [self.slots[v] for v in graph.outputs]
-        self.copies = self._shared_outputs()
+        self.copies = graph.shared_outputs
         self.checked = False
+        self.mends: dict[Value, Spec] = {}  # values whose kernel gives another layout than declared
 
     def _slot(self, key: Any, initial: Any = None) -> int:
         self.slots[key] = len(self.initial)
@@ -103,20 +95,9 @@ class Program:
         get = getter([self._place(a) for a in positional])
         outputs = [None if v is None else self._slot(v) for v in node.outputs]
         target: Any = outputs
-        if len(outputs) == 1 and isinstance(node.op.table, dict) and _single(node):
+        if len(outputs) == 1 and single(node):
             target = outputs[0]
         self.instructions.append([node, function, get, moving or None, target, tuple(self.slots[v] for v in dying)])
-
-    def _shared_outputs(self) -> set[int]:
-        """Outputs that would share memory with an input or with another output, and so need a copy."""
-        copies: set[int] = set()
-        seen: set[Value] = set()
-        for number, value in enumerate(self.graph.outputs):
-            source = root(value)
-            if source.leaf or source in seen or source is not value:
-                copies.add(number)
-            seen.add(source)
-        return copies
 
     def __call__(self, *inputs: Any) -> list[Any]:
         slots = self.initial.copy()
@@ -185,12 +166,8 @@ class Program:
                 f"{value.node.op.name} was declared {spec} and gave {tensor.dtype}{list(tensor.shape)}: its shape rule is wrong"
             )
         shares = tensor.untyped_storage().data_ptr() in inputs and spec.numel
-        if (
-            (tensor.stride() != spec.stride and spec.numel > 1)
-            or tensor.storage_offset()
-            or shares
-            or _lazy_bits(tensor)
-        ):
+        if shares or misplaced(tensor, spec):
+            self.mends[value] = spec
             fix = functools.partial(restrided, spec=spec)
             mended.append([None, fix, _one(slot), None, slot, ()])
             mended[-2][5], mended[-1][5] = (), mended[-2][5]
@@ -234,20 +211,11 @@ class Program:
                 slots[slot] = failure
 
 
-def _lazy_bits(tensor: torch.Tensor) -> bool:
-    return tensor.is_conj() or tensor.is_neg()
-
-
 class _Ref:
     """A value or number among a call's arguments."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-
-def _single(node: Node) -> bool:
-    returns = node.op.overload._schema.returns
-    return len(returns) == 1 and returns[0].type.kind() == "TensorType"
 
 
 def _spread(slots: list[Any], targets: list[int | None], result: Any) -> None:
@@ -264,3 +232,14 @@ def _leaves(result: Any) -> Any:
             yield from _leaves(part)
         else:
             yield part
+
+
+class ReferenceBackend(Backend):
+    """Op by op on the CPU: the definition of what a graph means.  Every other backend is compared with it."""
+
+    name = "reference"
+    version = torch.__version__
+
+    def compile(self, graph: Graph) -> Program:
+        """The graph's instructions.  They check themselves, so nothing guards them."""
+        return Program(graph)

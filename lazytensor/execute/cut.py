@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from lazytensor import settings
+from lazytensor.backend import memory, registry
+from lazytensor.backend.contract import Failure
 from lazytensor.backend.graph import Graph
-from lazytensor.backend.reference import Failure, Program
+from lazytensor.backend.interface import Backend
 from lazytensor.inspect import events
 from lazytensor.trace import ir, record, storage
 from lazytensor.trace.storage import State, ViewState
@@ -23,15 +25,17 @@ from lazytensor.trace.storage import State, ViewState
 class Computation:
     """A compiled graph and which leaves it takes."""
 
-    __slots__ = ("__weakref__", "compile_seconds", "data", "graph", "info", "numbers", "run", "runs")
+    __slots__ = ("__weakref__", "compile_seconds", "compiled", "data", "graph", "info", "numbers", "run", "runs")
 
-    def __init__(self, graph: Graph, run: Callable[..., list[Any]], compile_seconds: float) -> None:
+    def __init__(self, backend: Backend, graph: Graph) -> None:
+        before = time.perf_counter()
         self.graph = graph
-        self.run = run
+        self.compiled = backend.computation(graph)  # what the backend made of it
+        self.run: Callable[..., list[Any]] = self.compiled.run
         self.data = [v.node.args[1] for v in graph.data]
         self.numbers = [n.index for n in graph.numbers]
         self.runs = 0
-        self.compile_seconds = compile_seconds
+        self.compile_seconds = time.perf_counter() - before
         self.info: events.Known | None = None  # what the ledgers know of it
 
 
@@ -50,11 +54,10 @@ class CutTiming:
         return (self.collect + self.install) * 1e6
 
 
-computations: dict[tuple[ir.Value, ...], Computation] = {}
+computations: dict[tuple[Any, ...], Computation] = {}  # by the backend and the values
 hits = 0
 misses = 0
 last = CutTiming()
-compile_graph: Callable[[Graph], Callable[..., list[Any]]] = Program
 
 
 def pending() -> list[State]:
@@ -93,14 +96,15 @@ def cut(cause: str = "sync") -> None:
     if events.guard is not None:
         events.guard(cause)
     values += storage.effects
-    key = tuple(values)
+    backend = registry.current()
+    key = (backend, *values)
     timing = CutTiming()
     computation = computations.get(key)
     hit = computation is not None
     if computation is None:
         misses += 1
         before = time.perf_counter()
-        computation = events.profiled("lazytensor::compile", _compile, values)
+        computation = events.profiled("lazytensor::compile", Computation, backend, Graph(values))
         timing.compile = time.perf_counter() - before
         computations[key] = computation
         events.on_miss(computation, cause)
@@ -109,7 +113,7 @@ def cut(cause: str = "sync") -> None:
         if len(computations) > settings.cache_size // 2:  # order matters only when something may have to go
             computations[key] = computations.pop(key)
     leaf_data, numbers = storage.leaf_data, storage.numbers
-    inputs = [leaf_data[i] for i in computation.data]
+    inputs = [leaf_data[i] for i in computation.data] if not memory.in_use else memory.fit(backend, computation.data)
     inputs += [numbers[i] for i in computation.numbers]
     timing.collect = time.perf_counter() - started - timing.compile
     before = time.perf_counter()
@@ -134,12 +138,6 @@ def cut(cause: str = "sync") -> None:
         _trim()
     if failures:
         _raise(failures)
-
-
-def _compile(values: list[ir.Value]) -> Computation:
-    before = time.perf_counter()
-    graph = Graph(values)
-    return Computation(graph, compile_graph(graph), time.perf_counter() - before)
 
 
 def _install(states: list[State], results: list[Any]) -> list[Failure]:
@@ -213,3 +211,12 @@ def clear() -> None:
     hits = misses = 0
     record.drop_nodes(set())
     ir.nodes_dropped(0)
+
+
+def _drop_computations(backend: Backend) -> None:
+    """A backend was closed that cannot run again what it compiled."""
+    for key in [k for k in computations if k[0] is backend]:
+        del computations[key]
+
+
+registry.on_close.append(_drop_computations)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import memory
 from lazytensor.execute import cut as cutting
 from lazytensor.inspect import events, metrics
 from lazytensor.trace import source, storage
@@ -33,9 +34,9 @@ def data_of(tensor: torch.Tensor, cause: str) -> torch.Tensor:
         raise storage.errors.ValueLost(base.error)
     spec = state.spec
     events.read_bytes += spec.nbytes
+    data = base.data if not memory.in_use else memory.host(base.data)
     if base.spec is spec:
-        return base.data  # type: ignore[no-any-return]
-    data: torch.Tensor = base.data
+        return data  # type: ignore[no-any-return]
     if spec.dtype is not data.dtype:
         whole = data.untyped_storage()
         data = torch.empty(0, dtype=spec.dtype).set_(whole, 0, (whole.nbytes() // spec.dtype.itemsize,))  # type: ignore[call-overload]
