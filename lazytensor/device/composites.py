@@ -1,7 +1,8 @@
 """Composite ops whose C++ form takes another path on an out-of-tree device than on the CPU.
 
-They are registered for the autograd key, where composite ops are taken apart: each is written as the CPU takes it apart, so that
-the same arithmetic is recorded.
+``COMPOSITES`` are registered for the autograd key, where composite ops are taken apart: each is written as the CPU takes it apart, so
+that the same arithmetic is recorded.  ``ANSWERS`` stand in the place of recording kernels: ops that PyTorch's own composites
+ask, and that need nothing to be recorded or run.
 """
 
 from __future__ import annotations
@@ -12,16 +13,25 @@ from typing import Any
 import torch
 
 COMPOSITES: dict[str, Callable[..., Any]] = {}
+ANSWERS: dict[str, Callable[..., Any]] = {}
+
+
+def _into(table: dict[str, Callable[..., Any]], name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        table[name] = function
+        return function
+
+    return register
 
 
 def composite(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function for the autograd key of this overload."""
+    return _into(COMPOSITES, name)
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        COMPOSITES[name] = function
-        return function
 
-    return register
+def answer(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the device's kernel of this overload."""
+    return _into(ANSWERS, name)
 
 
 @composite("dropout")
@@ -157,3 +167,42 @@ def _choice(
             *stands, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     return known
+
+
+# --- answers --------------------------------------------------------------------------------------------------------------
+
+
+@answer("is_same_size")
+def is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """Forward-mode AD asks it of every tangent.
+
+    Symptom: ``torch.func.jvp`` fell back, and so cut, for each op.
+    """
+    return self.shape == other.shape
+
+
+@answer("_has_same_storage_numel")
+def has_same_storage_numel(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """The same."""
+    mine, theirs = (t.untyped_storage().nbytes() // t.element_size() for t in (self, other))
+    return mine == theirs
+
+
+@answer("_efficientzerotensor")
+def zero_tensor(
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> torch.Tensor:
+    """Forward-mode AD's zeros without memory are a kind of tensor of its own on the CPU, which a graph cannot return.
+
+    Symptom: ``torch.func.hessian``: "Attempted to access the data pointer on an invalid python storage".
+    """
+    return torch.ops.aten.zeros.default(size, dtype=dtype, device=device)  # type: ignore[no-any-return]
+
+
+@answer("_nested_tensor_from_mask_left_aligned")
+def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
+    """``nn.TransformerEncoder`` asks whether it may go on with a nested tensor, a layout that cannot be recorded.
+
+    Symptom: in evaluation mode with a padding mask: "Input should be a 3D tensor, N * L * D".  No keeps it on its dense path.
+    """
+    return False

@@ -24,15 +24,17 @@ def register() -> None:
     if owner not in ("privateuseone", DEVICE) or (owner == DEVICE and hasattr(torch, DEVICE)):
         raise errors.DeviceInUse(owner)
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule())
-    from lazytensor.device.composites import COMPOSITES
-    from lazytensor.device.kernels import KERNELS
     from lazytensor.device import patches, serialization
+    from lazytensor.device.composites import ANSWERS, COMPOSITES
+    from lazytensor.device.kernels import KERNELS
 
     library = torch.library.Library("aten", "IMPL")
-    kernels = {**generated.load().kernels, **KERNELS}
-    for name, kernel in kernels.items():
-        library.m.impl("aten::" + name, "PrivateUse1", kernel, False)
-    for name, kernel in COMPOSITES.items():
-        library.m.impl("aten::" + name, "AutogradPrivateUse1", kernel, False)
+    tables = {
+        "PrivateUse1": {**generated.load().kernels, **KERNELS, **ANSWERS},
+        "AutogradPrivateUse1": COMPOSITES,
+    }
+    for key, kernels in tables.items():
+        for name, kernel in kernels.items():
+            library.m.impl("aten::" + name, key, kernel, False)
     serialization.register()
     patches.apply()
