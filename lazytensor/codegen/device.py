@@ -3,18 +3,22 @@
 The cache holds readable Python files, so that a kernel shows in tracebacks.  Its folder is named after everything the
 content depends on (torch's version and the generator's own sources), so that a stale one is never read; each file ends
 with a checksum of itself and must belong to the user, which tells a damaged or foreign one.  Loading imports neither
-torchgen nor yaml.
+torchgen nor yaml, and the compiled form is kept beside the source also where Python is told to write none
+(``PYTHONDONTWRITEBYTECODE``, usual in containers): compiling takes a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import logging
+import marshal
 import os
+import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import torch
 
@@ -47,19 +51,35 @@ def load(locked: bool = False) -> ModuleType:
     name = "kernels_locked" if locked else "kernels"
     path = folder() / f"{name}.py"
     fault = _fault(path)
-    module = None
-    if fault is None:
-        try:
-            module = _import(name, path)
-        except Exception as error:  # a compiled file beside it that is damaged
-            fault = f"cannot be imported ({type(error).__name__}: {error})"
-    if module is None:
+    if fault is not None:
         if fault:
             log.warning("lazytensor: %s %s; generating it again", path, fault)
         path = generate(path.parent) / path.name
-        module = _import(name, path)
+    module = ModuleType(f"lazytensor._{name}")
+    module.__file__ = str(path)
+    exec(_compiled(path), module.__dict__)
     source.skip(str(path))
     return module
+
+
+def _compiled(path: Path) -> CodeType:
+    """The code of a whole source file, from beside it if that was compiled from the same text by the same Python."""
+    text = path.read_bytes()
+    key = hashlib.sha256(importlib.util.MAGIC_NUMBER + text).digest()
+    stored = path.with_suffix(f".{sys.implementation.cache_tag}")
+    try:
+        found = stored.read_bytes()
+        seal, payload = found[:32], found[32:]
+        if seal == hashlib.sha256(key + payload).digest():
+            return marshal.loads(payload)  # type: ignore[no-any-return]
+        log.warning("lazytensor: %s is damaged; compiling it again", stored)
+    except FileNotFoundError:
+        pass
+    code = compile(text, str(path), "exec")
+    payload = marshal.dumps(code)
+    with contextlib.suppress(OSError):
+        _replace(stored, hashlib.sha256(key + payload).digest() + payload)
+    return code
 
 
 def _fault(path: Path) -> str | None:
@@ -97,20 +117,15 @@ def generate(where: Path) -> Path:
 
 
 def _write(where: Path, modules: dict[str, str]) -> None:
-    """Replace each file in one step, since another process may be reading it, and forget what was compiled from it."""
     for name, module in modules.items():
         text = module.encode()
-        handle, temporary = tempfile.mkstemp(dir=where)
-        with os.fdopen(handle, "wb") as file:
-            file.write(text + _MARK + hashlib.sha256(text).hexdigest().encode() + b"\n")
-        os.replace(temporary, where / f"{name}.py")
-        Path(importlib.util.cache_from_source(str(where / f"{name}.py"))).unlink(missing_ok=True)
+        _replace(where / f"{name}.py", text + _MARK + hashlib.sha256(text).hexdigest().encode() + b"\n")
+        (where / f"{name}.{sys.implementation.cache_tag}").unlink(missing_ok=True)
 
 
-def _import(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"lazytensor._{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _replace(path: Path, content: bytes) -> None:
+    """Put a file there in one step: another process may be reading it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

@@ -32,6 +32,7 @@ from lazytensor.device.runtime import (
     elsewhere,
     fallback,
     finish,
+    increment_version,
     lock,
     mutate,
     this_device,

@@ -271,7 +271,8 @@ class Writer:
         lines, names = self.canonical(function, in_order(function.func))
         first = safe(in_order(function.func)[0].name)
         lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
-        lines += self._missed(function, f"mutate({ident}_op, key, ({first},), {first})")
+        tensors = tensor_arguments(function.func)
+        lines += self._missed(function, f"mutate({ident}_op, key, ({first},), {first}, {tensors})")
         return [
             *lines,
             f"state = {first}._lt",
@@ -290,9 +291,12 @@ class Writer:
         lines, names = self.canonical(function, in_order(schema))
         written = [safe(a.name) for a in in_order(schema) if is_written(a)]
         lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
-        tensors = f"({', '.join(written)},)"
+        targets = f"({', '.join(written)},)"
         returned = self._returned(function)
-        lines += self._missed(function, f"mutate({ident}_op, key, {tensors}, {returned})")
+        tensors = tensor_arguments(schema)
+        lines += self._missed(function, f"mutate({ident}_op, key, {targets}, {returned}, {tensors})")
+        if str(schema.name).startswith("_foreach_"):
+            lines.append(f"increment_version({written[0]})")
         for i, argument in enumerate(a for a in in_order(schema) if is_written(a)):
             call = "write_all" if is_list(argument.type) else "write"
             lines.append(f"{call}({safe(argument.name)}, out[1][{i}])")
@@ -317,7 +321,7 @@ class Writer:
         outs = [safe(a.name) for a in schema.arguments.out]
         returned = "None" if not schema.returns else outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
         lines += wrapped(f"key = ({', '.join(names)},)", 1)
-        lines += wrapped(f"write_out({ident}_op, key, ({', '.join(outs)},))", 1)
+        lines += wrapped(f"write_out({ident}_op, key, ({', '.join(outs)},), {tensor_arguments(schema)})", 1)
         return [*lines, f"return {returned}"]
 
     def _draw(self, function: NativeFunction) -> list[str]:
@@ -389,6 +393,12 @@ def base(kind: Any) -> BaseTy | None:
     if not isinstance(kind, BaseType):
         return None
     return BaseTy.int if kind.name is BaseTy.SymInt else kind.name
+
+
+def tensor_arguments(schema: FunctionSchema) -> str:
+    """The tuple of the tensor arguments, with None where an argument is none: who shares memory is asked of them."""
+    names = [safe(a.name) if base(a.type) is BaseTy.Tensor else "None" for a in in_order(schema)]
+    return f"({', '.join(names)},)"
 
 
 def is_list(kind: Any) -> bool:
