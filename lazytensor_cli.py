@@ -1,7 +1,7 @@
 """The front door of the ``lazytensor`` command: it loads ``lazytensor/cli`` without importing lazytensor around it.
 
-Importing the package imports PyTorch and registers a device, which takes seconds.  ``lazytensor --help`` needs neither.  So the
-folder ``lazytensor/cli`` is the content of this package too, and its commands import lazytensor when they run.
+Importing the package imports PyTorch and registers a device, which takes seconds; ``lazytensor --help`` needs neither.
+So the folder ``lazytensor/cli`` is the content of this package too, and its commands import lazytensor when they run.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ def _options(
 
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
-app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
+app.command(
+    "run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)(run.run)
 app.add_typer(bench.app(), name="bench")
 mounts.mount_all(app)
 

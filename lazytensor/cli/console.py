@@ -29,6 +29,12 @@ def print_json(data: Any) -> None:
 @contextmanager
 def progress(total: int | None, what: str) -> Iterator[tuple[Progress, Any]]:
     """A bar on stderr for anything that may take more than two seconds; it leaves no trace."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=err, transient=True) as bar:
         yield bar, bar.add_task(what, total=total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Annotated, Any
 
@@ -17,9 +18,9 @@ def demo(
 ) -> None:
     """Train a small GPT on [bold]ltc[/bold] and check it against the CPU.
 
-    A character-level GPT learns a short story that comes with the package: once recorded on [bold]ltc[/bold], once by eager
-    PyTorch on the CPU, from the same seed. At the end you read what was recorded, how many graphs were compiled, what
-    recording cost, and whether the losses are the same. Takes less than a minute.
+    A character-level GPT learns a short story that comes with the package: once recorded on [bold]ltc[/bold],
+    once by eager PyTorch on the CPU, from the same seed. At the end you read what was recorded, how many graphs
+    were compiled, what recording cost, and whether the losses are the same. Takes less than a minute.
 
     Exit code 1 if the losses differ.
     """
@@ -32,11 +33,17 @@ def demo(
         from lazytensor.demo.train import Text, train, write
 
         torch.set_num_threads(1)
+        logging.getLogger("lazytensor").setLevel(logging.ERROR)  # the summary says it all
     text = Text.shipped()
-    with progress(steps, "ltc") as (bar, task):
-        lazy, model = train(text, "ltc", steps, lambda n, loss: bar.update(task, completed=n, description=f"ltc, loss {loss:.3f}"))
-    with progress(steps, "cpu") as (bar, task):
-        eager, _ = train(text, "cpu", steps, lambda n, loss: bar.update(task, completed=n, description=f"CPU, loss {loss:.3f}"))
+    runs = []
+    for device in ("ltc", "cpu"):
+        with progress(steps, device) as (bar, task):
+
+            def say(step: int, loss: float, name: str = device, bar: Any = bar, task: Any = task) -> None:
+                bar.update(task, completed=step, description=f"{name}, loss {loss:.3f}")
+
+            runs.append(train(text, device, steps, say))
+    (lazy, model), (eager, _) = runs
     with err.status("writing"):
         sample = write(model, text, "The keeper", 90)
     equal = lazy.losses == eager.losses
@@ -67,14 +74,20 @@ def demo(
 
 
 def _tell(result: dict[str, Any]) -> None:
+    steps = result["steps"]
     fallbacks = ", ".join(result["fallbacks"]) or "none"
-    steps, graphs = result["steps"], result["graphs_compiled"]
-    out.print(f"[dim]{escape(result['sample'])}[/dim]\n")
-    out.print(f"[bold]Trained[/bold]   {steps} steps of a GPT, loss {result['first_loss']:.3f} → {result['last_loss']:.3f}, on the backend {result['backend']}")
-    out.print(f"[bold]Recorded[/bold]  {result['ops_per_step']} ops a step: forward, backward and AdamW; fallbacks: {fallbacks}")
-    out.print(f"[bold]Compiled[/bold]  {graphs} graphs; the other {result['cuts_from_cache']} steps found theirs in the cache")
-    out.print(f"[bold]Cost[/bold]      {result['record_microseconds_per_op']:.1f} µs to record an op, autograd and optimizer included")
+    losses = f"{result['first_loss']:.3f} → {result['last_loss']:.3f}"
     if result["losses_equal"]:
-        out.print(f"[bold]Equal[/bold]     all {steps} losses are the CPU's, [green]bit for bit[/green]")
+        verdict = f"all {steps} losses are the CPU's, [green]bit for bit[/green]"
     else:
-        out.print(f"[bold]Differ[/bold]    from the CPU's losses by at most {result['largest_difference']:.2g}")
+        verdict = f"[yellow]no[/yellow]: the losses differ from the CPU's by at most {result['largest_difference']:.2g}"
+    lines = {
+        "Trained": f"{steps} steps of a small GPT on the backend {result['backend']}, loss {losses}",
+        "Recorded": f"{result['ops_per_step']} ops a step: forward, backward and AdamW; fallbacks: {fallbacks}",
+        "Compiled": f"{result['graphs_compiled']} graphs; {result['cuts_from_cache']} cuts found theirs in the cache",
+        "Cost": f"{result['record_microseconds_per_op']:.1f} µs to record an op, autograd and optimizer included",
+        "Equal": verdict,
+    }
+    out.print(f"[dim]{escape(result['sample'])}[/dim]\n")
+    for name, line in lines.items():
+        out.print(f"[bold]{name:10}[/bold]{line}", soft_wrap=True)

@@ -32,6 +32,9 @@ PACKAGES = {
 }
 
 
+NO_COMPILER = "[yellow]no compiler: backends that generate C++ cannot work[/yellow]"
+
+
 def doctor(json: AsJson = False) -> None:
     """Say what is installed, which backends work, and every setting.
 
@@ -155,7 +158,7 @@ def _smoke() -> float:
 def _show(result: dict[str, Any]) -> None:
     machine = result["machine"]
     out.print(f"[bold]Machine[/bold]  {machine['system']}, {machine['cores']} cores, Python {machine['python']}")
-    out.print(f"[bold]C++[/bold]      {machine['compiler'] or '[yellow]no compiler: backends that generate C++ cannot work[/yellow]'}")
+    out.print(f"[bold]C++[/bold]      {machine['compiler'] or NO_COMPILER}")
     cache = result["cache"]
     out.print(f"[bold]Cache[/bold]    {cache['directory']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB")
     packages = Table("package", "version", "used for", title="Installed", title_justify="left", box=SIMPLE_HEAD)
@@ -170,7 +173,8 @@ def _show(result: dict[str, Any]) -> None:
         name = f"[bold]{b['name']}[/bold] (in use)" if b["name"] == result["backend"] else b["name"]
         backends.add_row(name, mark, f"{b['seconds']:.2f} s", remark)
     out.print(backends)
-    settings = Table("setting", "value", "from", "variable", "what it does", title="Settings", title_justify="left", box=SIMPLE_HEAD)
+    titles = ("setting", "value", "from", "variable", "what it does")
+    settings = Table(*titles, title="Settings", title_justify="left", box=SIMPLE_HEAD)
     for s in result["settings"]:
         settings.add_row(s["name"], escape(str(s["value"])), s["origin"], s["variable"], s["help"])
     out.print(settings)

@@ -31,7 +31,7 @@ MOUNTS = (
 
 
 def exists(module: str) -> bool:
-    """Whether the module is there.  It is looked for as a file: asking Python would import its package, and PyTorch with it."""
+    """Whether the module is there.  Looked for as a file: Python would import its package, and PyTorch with it."""
     package, *inside = module.split(".")
     found = find_spec(package)
     if found is None or found.origin is None:

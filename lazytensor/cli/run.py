@@ -29,25 +29,28 @@ def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The program.")],
     replace: Annotated[
-        Replace, typer.Option(help="The device that ltc stands in for; [bold]auto[/bold]: cuda if the program speaks of it.")
+        Replace,
+        typer.Option(help="What ltc stands in for; auto: cuda if the program speaks of it."),
     ] = Replace.auto,
     backend: Annotated[str | None, typer.Option(help="The backend to use.")] = None,
     json: AsJson = False,
 ) -> None:
     """Run a program that was written for CUDA or the CPU on [bold]ltc[/bold], unchanged.
 
-    What stands after the script's name are the script's own arguments: [cyan]lazytensor run --backend ts train.py --epochs 3[/cyan]
+    What stands after the script's name are the script's own arguments:
+    [cyan]lazytensor run --backend ts train.py --epochs 3[/cyan]
 
-    [bold]cuda[/bold]: whatever the program asks of [bold]cuda[/bold] it gets from ltc. torch.cuda.is_available() is true, there is one device,
-    torch.compile gives back what it is given; the CPU stays the CPU.
-    [bold]cpu[/bold]: tensors and modules are made on ltc, requests for the CPU too; .cpu() and .numpy() read.
+    [bold]--replace cuda[/bold]: whatever the program asks of cuda it gets from ltc. torch.cuda.is_available() is true,
+    there is one device, torch.compile gives back what it is given; the CPU stays the CPU.
 
-    The program's own output goes where it always goes; the summary follows on stderr. With [bold]--json[/bold] it is the last thing on
-    stdout. The exit code is the program's own; 1 if it raised.
+    [bold]--replace cpu[/bold]: what the program makes is made on ltc, requests for the CPU are answered by ltc;
+    .cpu() and .numpy() read.
+
+    The program's own output goes where it always goes; the summary follows on stderr. With [bold]--json[/bold]
+    it is the last thing on stdout. The exit code is the program's own; 1 if it raised.
     """
     with err.status("starting PyTorch"):
         import lazytensor as lt
-
         from lazytensor.cli.stand_in import StandIn
     if backend is not None:
         lt.set_backend(backend)
@@ -128,8 +131,8 @@ def _summary(result: dict[str, Any]) -> None:
         )
         return
     err.print(
-        f"{escape(Path(result['script']).name)} ran on ltc in place of {result['replaced']}, {result['seconds']:.1f} s, "
-        f"exit code {result['exit_code']}"
+        f"{escape(Path(result['script']).name)} ran on ltc in place of {result['replaced']}: "
+        f"{result['seconds']:.1f} s, exit code {result['exit_code']}"
     )
     err.print(f"[bold]cuts[/bold]       {cuts}, of which {result['from_cache']} found their graph in the cache")
     err.print(f"[bold]compiled[/bold]   {compiled} graphs")

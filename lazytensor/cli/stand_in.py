@@ -1,10 +1,12 @@
-"""Lets ltc stand in for another device in this process, so that a program written for CUDA or the CPU runs on ltc unchanged.
+"""Lets ltc stand in for another device in this process: a program written for CUDA or the CPU runs on ltc unchanged.
 
 PyTorch's device objects stay what they are: ``torch.device("cuda")`` is a value that the program may compare and print.
-What changes is what is done with it.  A function mode sees every call of a torch function and puts ``ltc`` where the call
-names the replaced device; a handful of functions that are not torch functions are replaced for the time of the program.
+What changes is what is done with it.  A function mode sees every call of a torch function and puts ``ltc`` where the
+call names the replaced device; a handful of functions that are not torch functions are replaced for the time of the
+program.
 
-What a program can see: a tensor's ``device`` is ``ltc:0``, and so ``x.device == torch.device("cuda")`` is false; ``x.is_cuda`` is true.
+What a program can see: a tensor's ``device`` is ``ltc:0``, and so ``x.device == torch.device("cuda")`` is false;
+``x.is_cuda`` is true.
 """
 
 from __future__ import annotations
@@ -36,14 +38,36 @@ def _sees_as(replaced: str, device: Any) -> Any:
 
 # Functions that make a tensor out of nothing or of Python data, on the default device.
 _FACTORIES = frozenset(
-    getattr(torch, name)
-    for name in (
-        "arange bartlett_window blackman_window empty empty_permuted empty_strided eye full hamming_window hann_window "
-        "kaiser_window linspace logspace ones rand randint randn randperm range scalar_tensor tensor tril_indices "
-        "triu_indices zeros as_tensor asarray normal"
-    ).split()
+    {
+        torch.arange,
+        torch.bartlett_window,
+        torch.blackman_window,
+        torch.empty,
+        torch.empty_permuted,
+        torch.empty_strided,
+        torch.eye,
+        torch.full,
+        torch.hamming_window,
+        torch.hann_window,
+        torch.kaiser_window,
+        torch.linspace,
+        torch.logspace,
+        torch.ones,
+        torch.rand,
+        torch.randint,
+        torch.randn,
+        torch.randperm,
+        torch.range,
+        torch.scalar_tensor,
+        torch.tensor,
+        torch.tril_indices,
+        torch.triu_indices,
+        torch.zeros,
+        torch.as_tensor,
+        torch.asarray,
+        torch.normal,
+    }
 )
-_READS = frozenset((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item))
 _STAYS = frozenset((torch.Tensor.cpu, torch.Tensor.__repr__, torch.Tensor.__format__))
 
 
@@ -165,7 +189,14 @@ def _cuda_functions() -> dict[str, Any]:
         "memory_summary": "",
     }
     functions: dict[str, Any] = {name: _answer(value) for name, value in answers.items()}
-    for name in ("init", "_lazy_init", "set_device", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated"):
+    for name in (
+        "init",
+        "_lazy_init",
+        "set_device",
+        "empty_cache",
+        "reset_peak_memory_stats",
+        "reset_max_memory_allocated",
+    ):
         functions[name] = nothing
     return functions | {
         "synchronize": wait,

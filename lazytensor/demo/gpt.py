@@ -75,6 +75,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(self.size.width)
         self.head = nn.Linear(self.size.width, characters, bias=False)
         self.head.weight = self.characters.weight
+        nn.init.normal_(self.characters.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` holds character numbers, batch × length."""

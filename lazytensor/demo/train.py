@@ -1,8 +1,9 @@
-"""Trains the demonstration's model on a device and measures what that took; on ``ltc`` and on the CPU it is the same program."""
+"""Trains the demonstration's model on a device and measures what that took; ``ltc`` and the CPU run one program."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import resources
@@ -113,7 +114,7 @@ def train(text: Text, device: str, steps: int, say: Say = lambda step, loss: Non
     after = lt.cache_info()
     result.graphs = after["misses"] - before["misses"]
     result.reused = after["hits"] - before["hits"]
-    result.fallbacks = {name: n - counters.get(name, 0) for name, n in _fallbacks().items() if n != counters.get(name, 0)}
+    result.fallbacks = dict(Counter(_fallbacks()) - Counter(counters))
     return result, model
 
 
@@ -133,7 +134,7 @@ def _fallbacks() -> dict[str, int]:
 
 @torch.no_grad()
 def write(model: GPT, text: Text, beginning: str, length: int) -> str:
-    """Let the model go on with a beginning.  The window has a fixed width, so that every character is the same graph."""
+    """Let the model go on with a beginning.  The window has a fixed width: every character is the same graph."""
     device = next(model.parameters()).device
     letters = [text.letters.index(letter) for letter in beginning]
     generator = torch.Generator().manual_seed(SEED)
