@@ -28,7 +28,7 @@ from lazytensor.trace.ir import Node, Spec, Value
 from lazytensor.trace.shapes import clean, may_overlap
 
 log = logging.getLogger("lazytensor")
-CHECKED_RUNS = 2
+CHECKED_RUNS = 3
 
 
 class Failure:
@@ -70,7 +70,7 @@ def computation(backend: Backend, graph: Graph) -> Computation:
     """Compile a graph, in parts where the backend does not support an op, and guard it."""
     from lazytensor.backend import plan
 
-    made = Computation(backend, graph, backend.device(torch.device("ltc", 0)))
+    made = backend.computation_class(backend, graph, backend.device(torch.device("ltc", 0)))
     made.in_mark_step = True
     before = time.perf_counter()
     try:

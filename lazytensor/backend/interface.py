@@ -38,6 +38,7 @@ class Backend(ABC):
     own_memory = False  # whether it takes and returns BackendData; if not, plain CPU tensors
     keeps_computations = True  # whether what it compiled can still run after close() and prepare()
     device_types: tuple[str, ...] = ("cpu",)  # the kinds of hardware it can use
+    computation_class: type[Computation] = Computation
 
     def __init__(self) -> None:
         self._device_type = self.device_types[0]

@@ -28,6 +28,8 @@ Factory = Callable[..., Backend]
 _BUILT_IN = {
     "reference": "lazytensor.backend.reference:ReferenceBackend",
     "ts": "lazytensor.backend.ts:TorchScriptBackend",
+    "inductor": "lazytensor.backend.inductor:InductorBackend",
+    "auto": "lazytensor.backend.inductor:AutoBackend",
 }
 _registered: dict[str, Factory] = {}
 _instances: dict[tuple[str, str], Backend] = {}
