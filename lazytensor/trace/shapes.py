@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,16 +125,30 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
     try:
         with clean():
             result = op.overload._op(*positional, **keyword)
-            if op.name in CPU_DECIDES:
-                result = on_zeros(op, args)
     except Exception as refusal:
         result = _without_meta(op, args, refusal)
+    else:
+        if op.name in CPU_DECIDES:
+            with suppress(Exception):  # zeros may be bad data: then the meta kernel is right about the rest
+                result = on_zeros(op, args)
     return result if op.view else _in_own_memory(result)
 
 
-# The meta kernels of these ops describe other results than the CPU kernels give; their docstring is the symptom.
-# _native_multi_head_attention: no weights are returned unless they were asked for.
-CPU_DECIDES: frozenset[str] = frozenset(["aten::_native_multi_head_attention"])
+# The meta kernels of these ops describe other results than the CPU kernels give.
+CPU_DECIDES = frozenset(
+    (
+        "aten::_native_multi_head_attention",  # no weights are returned unless they were asked for
+        "aten::native_batch_norm",  # in evaluation the CPU returns empty statistics, the meta kernel full ones
+        "aten::_native_batch_norm_legit_functional",
+        "aten::_embedding_bag",  # the CPU's fast path leaves its bookkeeping empty
+        "aten::_embedding_bag_forward_only",
+        "aten::_fft_r2c",  # strides
+        "aten::_fft_c2r",
+        "aten::_fft_c2c",
+        "aten::linalg_eig",
+        "aten::_linalg_eigvals",
+    )
+)
 
 
 def _without_meta(op: Op, args: tuple[Any, ...], refusal: Exception) -> Any:
