@@ -81,3 +81,11 @@ def mixed_devices(other: torch.device, mine: str = "ltc:0") -> RuntimeError:
     return RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, {mine} and {other}!"
     )
+
+
+class NotANumber(LazyTensorError):
+    """Raised inside ``with lazytensor.detect_nan():`` for the first operation that made a NaN."""
+
+    op: str = ""  # the operation
+    line: Any = None  # the line that recorded it, with its module and forward line
+    place: Any = None

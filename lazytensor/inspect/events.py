@@ -52,10 +52,11 @@ class Known:
         self.inputs = len(graph.data)
         self.numbers = len(graph.numbers)
         self.outputs = len(graph.outputs)
+        self.results = sum(len(node.outputs) for node in graph.nodes if not node.op.view)
         self.bytes_in = sum(v.spec.nbytes for v in graph.data)
         self.bytes_out = sum(v.spec.nbytes for v in graph.outputs)
         self.compile_seconds = float(computation.compile_seconds)
-        self.backend = str(getattr(computation, "backend", None) or settings.backend)
+        self.backend = str(computation.compiled.backend.name)
         self.runs = 0
         self.hits = 0
         self.step = step
@@ -262,6 +263,7 @@ def _slim() -> None:
             if known.computation() is None:
                 folded.ops.update({op: n * known.runs for op, n in known.ops.items()})
                 folded.reused.update(reused(known))
+                folded.counters["CreateLtcTensor"] += known.results * known.runs
                 del graphs[number]
 
 

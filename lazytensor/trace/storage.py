@@ -111,6 +111,8 @@ leaf_data: list[Any] = []  # the data behind data leaf i
 leaf_states: list[weakref.ref[State]] = []  # whose data it was
 effects: list[Value] = []  # values that must run although no tensor holds them
 
+uploaded = [0, 0]  # pieces of data given to the device, and their bytes
+
 dead = live.pop
 ref = weakref.ref
 
@@ -266,6 +268,8 @@ def make_data(data: torch.Tensor, device: int) -> torch.Tensor:
     if geometry.offset or geometry.bits or data.untyped_storage().nbytes() != _extent(geometry) * geometry.dtype.itemsize:
         data = data.clone(memory_format=torch.preserve_format)
         geometry = spec_of(data, device)
+    uploaded[0] += 1
+    uploaded[1] += geometry.nbytes
     tensor = tensors.new(geometry)
     state = State()
     state.value = None

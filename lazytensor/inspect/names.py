@@ -1,0 +1,86 @@
+"""The user's names for data: which variable or parameter a leaf of the graph is.
+
+Looked up on a miss only.  Parameters and buffers are found through the modules that have been called; other tensors through
+the variables of the user's frames, one level of containers deep.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import FrameType
+from typing import Any
+
+import torch
+
+from lazytensor.trace import source, storage
+from lazytensor.trace.ir import DATA, Value
+from lazytensor.trace.storage import ViewState
+
+_names: dict[int, str] = {}  # by id of a state that is alive while names are looked up
+
+
+def look(frame: FrameType | None) -> None:
+    """Collect the names that can be seen from this frame outward."""
+    _names.clear()
+    for root, (name, _) in list(source.roots.items()):
+        for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            _note(tensor, f"{name}.{path}")
+    depth = 0
+    while frame is not None and depth < 20:
+        if not source._is_library(frame.f_code.co_filename):
+            for name, value in _variables(frame):
+                _note_any(value, name)
+            depth += 1
+        frame = frame.f_back
+
+
+def forget() -> None:
+    """Let the names go: they hold for one look only."""
+    _names.clear()
+
+
+def _variables(frame: FrameType) -> list[tuple[str, Any]]:
+    """The variables of a frame.
+
+    Before Python 3.13 looking at them makes a copy that lives as long as the frame, and would keep tensors alive that the program
+    has let go.  So it is emptied again.
+    """
+    variables = frame.f_locals
+    found = [(n, v) for n, v in variables.items() if not n.startswith("_")]
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict:
+        variables.clear()
+    return found
+
+
+def _note_any(value: Any, name: str) -> None:
+    if isinstance(value, torch.Tensor):
+        _note(value, name)
+    elif isinstance(value, dict):
+        for key, each in list(value.items())[:64]:
+            if isinstance(each, torch.Tensor):
+                _note(each, f"{name}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value[:64]):
+            if isinstance(each, torch.Tensor):
+                _note(each, f"{name}[{index}]")
+
+
+def _note(tensor: torch.Tensor, name: str) -> None:
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.device.type != "ltc":
+        return
+    state = tensor.__dict__.get("_lt")
+    if isinstance(state, ViewState):
+        state = state.base
+    if isinstance(state, storage.State):
+        _names.setdefault(id(state), name)
+
+
+def of_leaf(value: Value) -> str:
+    """The user's name for a data leaf of what is pending now, in quotes; else its number."""
+    kind, index = value.node.args
+    if kind is DATA and index < len(storage.leaf_states):
+        state = storage.leaf_states[index]()
+        name = None if state is None else _names.get(id(state))
+        if name is not None:
+            return f"`{name}`"
+    return f"input {value.name}"
