@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -88,6 +88,10 @@ _ALL: dict[str, Setting[Any]] = {
         "text", "LTC_SAVE_TENSORS_FMT", "The format of that file: text, dot, python or backend."
     ),
     "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
+    "run_in_background": Setting(
+        True, "LAZYTENSOR_RUN_IN_BACKGROUND", "Let a cut run while the next step is recorded, where the backend allows it."
+    ),
+    "max_in_flight": Setting(2, "LAZYTENSOR_MAX_IN_FLIGHT", "How many cuts may run or wait to run in the background."),
     "compile_seconds": Setting(300, "LAZYTENSOR_COMPILE_SECONDS", "How long one graph may be compiled by TorchInductor."),
     "max_compiled_operations": Setting(
         4000, "LAZYTENSOR_MAX_COMPILED_OPERATIONS", "Graphs with more operations are not given to TorchInductor."
@@ -146,3 +150,7 @@ class _Settings(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _Settings
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
