@@ -36,6 +36,7 @@ class Backend(ABC):
     name = "unnamed"  # under which it was registered
     version = ""
     own_memory = False  # whether it takes and returns BackendData; if not, plain CPU tensors
+    asynchronous = False  # whether cuts run on lazytensor's worker thread while the next step is recorded
     keeps_computations = True  # whether what it compiled can still run after close() and prepare()
     device_types: tuple[str, ...] = ("cpu",)  # the kinds of hardware it can use
     computation_class: type[Computation] = Computation

@@ -17,6 +17,7 @@ from lazytensor.device import geometry
 from lazytensor.device.runtime import this_device
 from lazytensor.execute import cut, fallback
 from lazytensor.trace import storage, tensors
+from lazytensor.trace.future import settled
 from lazytensor.trace.record import conform
 
 _HOME = "_ltc_home"  # on a CPU storage: the device that its bytes were written from
@@ -29,13 +30,7 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """
     data = fallback.data_of(tensor, "save")
     setattr(data.untyped_storage(), _HOME, str(tensor.device))
-    with torch.no_grad():
-        seen = data.detach()
-        if tensor.is_conj():
-            seen = torch._conj(seen)
-        if tensor.is_neg():
-            seen = torch._neg_view(seen)
-    return seen.requires_grad_(tensor.requires_grad)
+    return data.detach().requires_grad_(tensor.requires_grad)
 
 
 def _tag(memory: Any) -> str | None:
@@ -75,9 +70,11 @@ def to_cpu(memory: torch.UntypedStorage) -> torch.UntypedStorage:
     base = memory._lt  # type: ignore[attr-defined]
     if base.value is not None and not base.value.leaf:
         cut.cut("copy to cpu")
+    data = settled(base)
+    cut.report_failures()
     if base.error is not None:
         raise errors.ValueLost(base.error)
-    return base.data.untyped_storage().clone()  # type: ignore[no-any-return]
+    return data.untyped_storage().clone()  # type: ignore[no-any-return]
 
 
 def fill(memory: torch.UntypedStorage, contents: torch.UntypedStorage) -> None:

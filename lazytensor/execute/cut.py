@@ -17,8 +17,10 @@ from lazytensor.backend import memory, registry
 from lazytensor.backend.contract import Failure
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
+from lazytensor.execute.pipeline import Task, pipeline
 from lazytensor.inspect import events
 from lazytensor.trace import ir, record, storage
+from lazytensor.trace.future import Future, Run
 from lazytensor.trace.storage import State, ViewState
 
 
@@ -72,13 +74,15 @@ def pending() -> list[State]:
     return found
 
 
-def cut(cause: str = "sync") -> None:
-    """Run everything pending."""
+def cut(cause: str = "sync", wait: bool = False) -> None:
+    """Run everything pending: in the background, if the backend in force allows it and nobody waits."""
     global hits, misses, last
+    report_failures()
     started = time.perf_counter()
     states: list[Any] = []
     views: list[ViewState] = []
     values: list[ir.Value] = []
+    replaced: list[int | None] = []  # the data leaf whose storage an output overwrites
     for reference in list(storage.live):
         state = reference()
         if state is None:
@@ -90,21 +94,24 @@ def cut(cause: str = "sync") -> None:
         if value is not None and not value.leaf:
             states.append(state)
             values.append(value)
+            replaced.append(state.number)
     if not values and not storage.effects:
         _forget(views)
+        if wait:
+            settle()
         return
     if events.guard is not None:
         events.guard(cause)
     values += storage.effects
     backend = registry.current()
-    key = (backend, *values)
+    key = (backend, *values, *replaced)
     timing = CutTiming()
     computation = computations.get(key)
     hit = computation is not None
     if computation is None:
         misses += 1
         before = time.perf_counter()
-        computation = events.profiled("lazytensor::compile", Computation, backend, Graph(values))
+        computation = events.profiled("lazytensor::compile", Computation, backend, _graph(values, replaced))
         timing.compile = time.perf_counter() - before
         computations[key] = computation
         events.on_miss(computation, cause)
@@ -116,7 +123,15 @@ def cut(cause: str = "sync") -> None:
     inputs = [leaf_data[i] for i in computation.data] if not memory.in_use else memory.fit(backend, computation.data)
     inputs += [numbers[i] for i in computation.numbers]
     timing.collect = time.perf_counter() - started - timing.compile
+    if backend.asynchronous and settings.run_in_background and events.take_over is None and not events.profiling():
+        _send(cause, computation, inputs, states, views, hit, started, timing)
+        if wait:
+            settle()
+        return
     before = time.perf_counter()
+    if pipeline.under_way:
+        pipeline.drain()
+    inputs = [_now(data) for data in inputs]
     try:
         if events.take_over is None and not events.profiling():
             results = computation.run(*inputs)
@@ -140,12 +155,82 @@ def cut(cause: str = "sync") -> None:
         _raise(failures)
 
 
+def _graph(values: list[ir.Value], replaced: list[int | None]) -> Graph:
+    """The graph of these outputs, which knows the inputs that may be overwritten: nobody can see their old value afterwards."""
+    graph = Graph(values)
+    position = {value.node.args[1]: i for i, value in enumerate(graph.data)}
+    for number, leaf in enumerate(replaced):
+        at = None if leaf is None else position.get(leaf)
+        if at is not None and graph.data[at].spec is values[number].spec:
+            graph.replaces[number] = at
+    return graph
+
+
+def _now(data: Any) -> Any:
+    """The data behind a future of a cut that has run; after a failure, what was there before."""
+    while data.__class__ is Future:
+        data = data.value if data.error is None else data.previous
+    return data
+
+
+def _send(
+    cause: str,
+    computation: Computation,
+    inputs: list[Any],
+    states: list[State],
+    views: list[ViewState],
+    hit: bool,
+    started: float,
+    timing: CutTiming,
+) -> None:
+    """Hand a cut to the pipeline and begin the next trace at once."""
+    global last
+    run = Run()
+    futures = []
+    before = time.perf_counter()
+    for state in states:
+        futures.append(Future(run, state.data))
+    sent = time.perf_counter()
+
+    def done() -> None:
+        timing.execute = time.perf_counter() - sent
+        computation.runs += 1
+
+    pipeline.submit(Task(computation.run, computation.graph, inputs, futures, run, done))
+    for state, future in zip(states, futures, strict=True):
+        if state.spec_ is None:
+            state.spec_ = state.value.spec  # type: ignore[union-attr]
+        state.data = future
+        state.value = None
+    _forget(views)
+    timing.install = time.perf_counter() - before
+    timing.outputs = len(computation.graph.outputs)
+    last = timing
+    events.on_cut(cause, computation, hit, started, timing, None)
+    if timing.compile:
+        _trim()
+
+
+def settle() -> None:
+    """Wait for every cut that is under way; raise what went wrong."""
+    pipeline.drain()
+    report_failures()
+
+
+def report_failures() -> None:
+    """Raise what went wrong in cuts that ran in the background, once."""
+    if pipeline.failures:
+        _raise(pipeline.take_failures())
+
+
 def _install(states: list[State], results: list[Any]) -> list[Failure]:
     failures = []
     for state, result in zip(states, results, strict=False):
         if result.__class__ is Failure:
             failures.append(result)
             state.spec_ = state.spec
+            if state.data.__class__ is Future:
+                state.data = _now(state.data)
             if state.data is None:
                 state.error = result
             state.value = None
@@ -162,8 +247,10 @@ def _forget(views: list[ViewState]) -> None:
     """Begin a new trace: leaves are numbered anew."""
     for reference in storage.leaf_states:
         state = reference()
-        if state is not None and state.value is not None and state.value.leaf:
-            state.value = None
+        if state is not None:
+            state.number = None
+            if state.value is not None and state.value.leaf:
+                state.value = None
     for view in views:
         view.value = None
     storage.live.clear()

@@ -17,6 +17,7 @@ from lazytensor.backend import memory
 from lazytensor.execute import cut as cutting
 from lazytensor.inspect import events, metrics
 from lazytensor.trace import source, storage
+from lazytensor.trace.future import settled
 from lazytensor.trace.ir import Number, Value, spec_of
 from lazytensor.trace.shapes import call_arguments, clean, with_bits
 
@@ -30,11 +31,14 @@ def data_of(tensor: torch.Tensor, cause: str) -> torch.Tensor:
     base = state.base if isinstance(state, storage.ViewState) else state
     if base.value is not None and not base.value.leaf:
         cutting.cut(cause)
+    data = settled(base)
+    cutting.report_failures()
     if base.error is not None:
         raise storage.errors.ValueLost(base.error)
     spec = state.spec
     events.read_bytes += spec.nbytes
-    data = base.data if not memory.in_use else memory.host(base.data)
+    if memory.in_use:
+        data = memory.host(data)
     if base.spec is spec:
         return data  # type: ignore[no-any-return]
     if spec.dtype is not data.dtype:

@@ -36,7 +36,7 @@ from lazytensor.trace.ir import Number, Spec, Value, data_leaf, number_leaf, spe
 class _Slots:
     """The fields of every kind of state, so that a state can change its kind.  A field that was never set reads as None."""
 
-    __slots__ = ("__weakref__", "base", "data", "error", "parent", "proto", "spec_", "value", "views_")
+    __slots__ = ("__weakref__", "base", "data", "error", "number", "parent", "proto", "spec_", "value", "views_")
 
     value: Value | None  # pending, leaf or unused (see above)
 
@@ -56,7 +56,8 @@ class State(_Slots):
 
     __slots__ = ()
 
-    data: Any  # device data, when it is not pending
+    data: Any  # device data, when it is not pending; a Future while a cut is still making it
+    number: int | None  # which data leaf it is in this trace, or was before it was written
     error: Any  # why there is neither value nor data: the run that should have made it failed
 
     @property
@@ -238,6 +239,7 @@ def _leaf(state: State) -> Value:
     if state.error is not None:
         raise errors.ValueLost(state.error)
     value = data_leaf(len(leaf_data), state.spec)
+    state.number = len(leaf_data)
     leaf_data.append(state.data)
     leaf_states.append(ref(state))
     state.value = value

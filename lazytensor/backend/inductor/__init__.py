@@ -21,6 +21,7 @@ class AutoBackend(Backend):
 
     name = "auto"
     version = torch.__version__
+    asynchronous = True
     _after = 1
 
     def __init__(self, wait: bool = False, first: str = "ts") -> None:
@@ -34,7 +35,7 @@ class AutoBackend(Backend):
         """Make the first tier; say so where there is no compiler."""
         from lazytensor.backend import registry
 
-        self.first = registry.make(self.first_name)
+        self.first = registry.instance(self.first_name)
         self.first.prepare()
         self.missing = no_compiler()
         if self.missing:

@@ -21,6 +21,7 @@ import torch
 from lazytensor import settings
 from lazytensor._version import __version__
 from lazytensor.backend import diskcache, graphfile
+from lazytensor.backend.contract import misplaced, restrided
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
 from lazytensor.backend.inductor.lower import Lowering
@@ -45,6 +46,7 @@ class Tiered:
         self.variants = 0
         self.reason = ""
         self.seconds = 0.0
+        self.mends: list[int] | None = None  # results whose strides are not the declared ones; None before the first run
         self._arrived = threading.Event()
 
     @property
@@ -56,14 +58,24 @@ class Tiered:
         compiled = self.compiled
         if compiled is not None:
             if compiled.accepts(inputs):
-                return compiled(*inputs)
+                return self._run(compiled, inputs)
             self._varied()
         self.runs += 1
         if self.state is COLD and self._want(inputs) and self.wait:
             self._arrived.wait()
             if self.compiled is not None and self.compiled.accepts(inputs):
-                return self.compiled(*inputs)
+                return self._run(self.compiled, inputs)
         return self.first(*inputs)
+
+    def _run(self, compiled: Compiled, inputs: tuple[Any, ...]) -> list[Any]:
+        """Run compiled code; its first results are compared with what was declared."""
+        results = compiled(*inputs)
+        if self.mends is None:
+            outputs = self.graph.outputs
+            self.mends = [i for i, (r, v) in enumerate(zip(results, outputs, strict=True)) if misplaced(r, v.spec)]
+        for number in self.mends:
+            results[number] = restrided(results[number], self.graph.outputs[number].spec)
+        return results
 
     def _varied(self) -> None:
         """A constant has another value."""

@@ -1,0 +1,121 @@
+"""Cuts that run in the background, in order, while the next step is recorded.
+
+One thread runs them one after the other.  At most ``settings.max_in_flight`` are under way: a program that records faster than the
+machine computes waits at its next cut.  An error surfaces at the next cut or read, once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from lazytensor import settings
+from lazytensor.backend.contract import Failure
+from lazytensor.backend.reference import Program
+from lazytensor.trace.future import Future, Run
+
+log = logging.getLogger("lazytensor")
+
+
+class Task:
+    """One cut on its way: what to run, on what, and which futures wait for it."""
+
+    __slots__ = ("done", "function", "futures", "graph", "inputs", "run")
+
+    def __init__(
+        self,
+        function: Callable[..., list[Any]],
+        graph: Any,
+        inputs: list[Any],
+        futures: list[Future],
+        run: Run,
+        done: Callable[[], None],
+    ) -> None:
+        self.function = function
+        self.graph = graph
+        self.inputs = inputs
+        self.futures = futures
+        self.run = run
+        self.done = done  # called when it has run
+
+
+class Pipeline:
+    """The thread that runs cuts, and what it has to tell."""
+
+    def __init__(self) -> None:
+        self._reset()
+        atexit.register(self.drain)
+        os.register_at_fork(before=self.drain, after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self.under_way = 0
+        self.changed = threading.Condition()
+        self.failures: list[Failure] = []
+        self.thread: threading.Thread | None = None
+
+    def submit(self, task: Task) -> None:
+        """Run a cut in the background; waits while too many are under way."""
+        with self.changed:
+            while self.under_way >= settings.max_in_flight:
+                self.changed.wait()
+            self.under_way += 1
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._work, daemon=True, name="lazytensor-run")
+            self.thread.start()
+        self.tasks.put(task)
+
+    def drain(self) -> None:
+        """Wait until everything under way has run."""
+        with self.changed:
+            while self.under_way:
+                self.changed.wait()
+
+    def take_failures(self) -> list[Failure]:
+        """What went wrong since this was last asked."""
+        if not self.failures:
+            return []
+        found, self.failures = self.failures, []
+        return found
+
+    def _work(self) -> None:
+        while True:
+            task = self.tasks.get()
+            try:
+                self._run(task)
+            finally:
+                task.run.done.set()
+                task.done()
+                del task
+                with self.changed:
+                    self.under_way -= 1
+                    self.changed.notify_all()
+
+    def _run(self, task: Task) -> None:
+        inputs = [data.value if data.__class__ is Future else data for data in task.inputs]
+        broken = next((d.error for d in task.inputs if d.__class__ is Future and d.error is not None), None)
+        if broken is not None:
+            # What this cut builds on failed in an earlier one, which has been or will be reported: once is enough.
+            for future in task.futures:
+                future.error = broken
+            return
+        try:
+            results = task.function(*inputs)
+        except Exception as problem:
+            # The work has left the trace: it cannot be handed back as pending, so it is done here and now.
+            log.error("lazytensor: %s  The cut was run on the backend 'reference' instead.", problem)
+            results = Program(task.graph)(*inputs)
+        for future, result in zip(task.futures, results, strict=False):
+            if result.__class__ is Failure:
+                future.error = result
+            else:
+                future.value = result
+        self.failures += [r for r in results if r.__class__ is Failure]
+
+
+pipeline = Pipeline()
