@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -19,6 +20,11 @@ FINE = 0
 FAILED = 1
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
+
+
+def quiet() -> None:
+    """Keep lazytensor's log off the screen: for commands whose own words say it all."""
+    logging.getLogger("lazytensor").setLevel(logging.ERROR)
 
 
 def print_json(data: Any) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from .console import FAILED, AsJson, err, out, print_json, progress
+from .console import FAILED, AsJson, err, out, print_json, progress, quiet
 
 
 def demo(
@@ -33,7 +32,7 @@ def demo(
         from lazytensor.demo.train import Text, train, write
 
         torch.set_num_threads(1)
-        logging.getLogger("lazytensor").setLevel(logging.ERROR)  # the summary says it all
+        quiet()
     text = Text.shipped()
     runs = []
     for device in ("ltc", "cpu"):

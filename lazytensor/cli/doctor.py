@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from .console import FAILED, AsJson, err, out, print_json, progress
+from .console import FAILED, AsJson, err, out, print_json, progress, quiet
 
 # Packages that lazytensor uses where they are installed, each with what for.
 PACKAGES = {
@@ -46,7 +46,8 @@ def doctor(json: AsJson = False) -> None:
     """
     with err.status("starting PyTorch"):
         import lazytensor as lt
-    names = backend_names(lt)
+    quiet()
+    names = sorted(lt.backends())
     with progress(len(names), "backends") as (bar, task):
 
         def say(name: str) -> None:
@@ -58,11 +59,6 @@ def doctor(json: AsJson = False) -> None:
     else:
         _show(result)
     raise typer.Exit(0 if result["healthy"] else FAILED)
-
-
-def backend_names(lt: Any) -> list[str]:
-    """Every backend that can be chosen by name."""
-    return sorted(lt.backends())
 
 
 def examine(names: list[str], say: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
@@ -111,22 +107,19 @@ def _cache(folder: Path) -> dict[str, Any]:
 
 def _try(name: str) -> dict[str, Any]:
     """One backend, on a training step; what went wrong is a finding, not a failure of the doctor."""
-    import lazytensor as lt
+    from lazytensor.backend import registry
 
-    before = lt.settings.backend
     started = time.perf_counter()
     found: dict[str, Any] = {"name": name, "works": False, "equal": False, "difference": None, "error": None}
     try:
-        lt.set_backend(name)
-        found["difference"] = _smoke()
+        with registry.scope(name):
+            found["difference"] = _smoke()
         found["equal"] = found["difference"] == 0
         found["works"] = found["difference"] <= 1e-5
         if not found["works"]:
             found["error"] = f"results differ from the CPU's by {found['difference']:.2g}"
     except Exception as error:  # whatever a compiler or a missing package may raise
         found["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
-    finally:
-        lt.set_backend(before)
     found["seconds"] = time.perf_counter() - started
     return found
 
@@ -173,8 +166,9 @@ def _show(result: dict[str, Any]) -> None:
         name = f"[bold]{b['name']}[/bold] (in use)" if b["name"] == result["backend"] else b["name"]
         backends.add_row(name, mark, f"{b['seconds']:.2f} s", remark)
     out.print(backends)
-    titles = ("setting", "value", "from", "variable", "what it does")
-    settings = Table(*titles, title="Settings", title_justify="left", box=SIMPLE_HEAD)
+    settings = Table("setting", "value", "from", title="Settings", title_justify="left", box=SIMPLE_HEAD)
+    settings.add_column("variable", style="dim", overflow="fold")
     for s in result["settings"]:
-        settings.add_row(s["name"], escape(str(s["value"])), s["origin"], s["variable"], s["help"])
+        settings.add_row(s["name"], escape(str(s["value"])), s["origin"], s["variable"])
     out.print(settings)
+    out.print("[dim]lazytensor.settings explains each; so does the documentation's page on settings.[/dim]")

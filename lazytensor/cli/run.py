@@ -46,6 +46,8 @@ def run(
     [bold]--replace cpu[/bold]: what the program makes is made on ltc, requests for the CPU are answered by ltc;
     .cpu() and .numpy() read.
 
+    There is a cut after every step of an optimizer, so that each turn of a training loop is the same graph.
+
     The program's own output goes where it always goes; the summary follows on stderr. With [bold]--json[/bold]
     it is the last thing on stdout. The exit code is the program's own; 1 if it raised.
     """
@@ -123,7 +125,7 @@ def _without_this_file(error: Exception) -> Exception:
 def _summary(result: dict[str, Any]) -> None:
     cuts, compiled = result["cuts"], result["compiled"]
     err.rule("lazytensor", style="dim")
-    if not cuts:
+    if not cuts and result["exit_code"] == 0:
         other = "cpu" if result["replaced"] == "cuda" else "cuda"
         err.print(
             f"Nothing ran on ltc: the program never used the device {result['replaced']}. "

@@ -5,6 +5,9 @@ What changes is what is done with it.  A function mode sees every call of a torc
 call names the replaced device; a handful of functions that are not torch functions are replaced for the time of the
 program.
 
+A program without ``lt.sync()`` would be one long graph from one read to the next, so there is a cut after every step of
+an optimizer.
+
 What a program can see: a tensor's ``device`` is ``ltc:0``, and so ``x.device == torch.device("cuda")`` is false;
 ``x.is_cuda`` is true.
 """
@@ -19,6 +22,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
 import lazytensor as lt
@@ -84,8 +88,6 @@ class Device(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.on or func in _STAYS:
             return func(*args, **kwargs)
-        if func is torch.Tensor.is_cuda.__get__ and self.replaced == "cuda":  # type: ignore[attr-defined]
-            return args[0].device.type == DEVICE
         if func is torch.Tensor.cuda:
             return args[0].to(DEVICE)
         args = tuple([_sees_as(self.replaced, a) if type(a) in (str, torch.device) else a for a in args])
@@ -157,18 +159,6 @@ class Event:
 def _cuda_functions() -> dict[str, Any]:
     """What ``torch.cuda`` answers while ltc stands in for it: one device, no streams, memory not counted."""
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        """There is nothing to do."""
-
-    def seed(number: int) -> None:
-        torch.default_generator.manual_seed(number)
-
-    def wait(device: Any = None) -> None:
-        lt.sync(wait=True)
-
-    def context(*args: Any, **kwargs: Any) -> Any:
-        return contextlib.nullcontext()
-
     properties = SimpleNamespace(
         name="ltc", major=8, minor=0, total_memory=_memory(), multi_processor_count=os.cpu_count() or 1
     )
@@ -189,33 +179,38 @@ def _cuda_functions() -> dict[str, Any]:
         "memory_summary": "",
     }
     functions: dict[str, Any] = {name: _answer(value) for name, value in answers.items()}
-    for name in (
-        "init",
-        "_lazy_init",
-        "set_device",
-        "empty_cache",
-        "reset_peak_memory_stats",
-        "reset_max_memory_allocated",
-    ):
-        functions[name] = nothing
+    for name in ("init", "_lazy_init", "set_device", "empty_cache", "reset_peak_memory_stats"):
+        functions[name] = _answer(None)
+    for name in ("manual_seed", "manual_seed_all"):
+        functions[name] = _seed()
+    for name in ("device", "stream"):
+        functions[name] = _context()
     return functions | {
-        "synchronize": wait,
-        "manual_seed": seed,
-        "manual_seed_all": seed,
+        "synchronize": lambda device=None: lt.sync(wait=True),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
         "Event": Event,
-        "device": context,
-        "stream": context,
     }
 
 
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+# Each of these makes a new function: torch._dynamo, which every optimizer imports, keeps a table of PyTorch's functions
+# by identity and fails with "Duplicate torch object" if one function has two names.
 
 
 def _answer(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
+
+
+def _context() -> Callable[..., Any]:
+    return lambda *args, **kwargs: contextlib.nullcontext()
+
+
+def _seed() -> Callable[[int], Any]:
+    return lambda seed: torch.default_generator.manual_seed(seed)
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class StandIn:
@@ -245,6 +240,7 @@ class StandIn:
         if replaced == "cuda":
             for name, function in _cuda_functions().items():
                 self._set(torch.cuda, name, function)
+            self._set(torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == DEVICE))
             self._set(torch, "compile", _compile)
             self._set(torch, "Generator", type("Generator", (torch.Generator,), {"__new__": _generator}))
             self._set(torch.backends.cuda, "is_built", _answer(True))
@@ -252,6 +248,8 @@ class StandIn:
         self._set(torch, "load", seen(torch.load, 1, "map_location", _restore if replaced == "cuda" else None))
         self._set(torch.autocast, "__init__", seen(torch.autocast.__init__, 1, "device_type"))
         self._set(torch.amp.GradScaler, "__init__", seen(torch.amp.GradScaler.__init__, 1, "device", replaced))
+        hook = register_optimizer_step_post_hook(_cut_after_step)
+        self._undo.callback(hook.remove)
         _active.append(self.mode)
         self._undo.callback(_active.remove, self.mode)
         self._undo.enter_context(self.mode)
@@ -263,9 +261,11 @@ class StandIn:
         self._undo.close()
 
     def _set(self, holder: Any, name: str, value: Any) -> None:
-        before = getattr(holder, name)
+        if name in vars(holder):
+            self._undo.callback(setattr, holder, name, vars(holder)[name])
+        else:  # inherited
+            self._undo.callback(delattr, holder, name)
         setattr(holder, name, value)
-        self._undo.callback(setattr, holder, name, before)
 
 
 def _generator(cls: Any, device: Any = "cpu") -> torch.Generator:
@@ -281,6 +281,12 @@ def _restore(storage: Any, location: str) -> Any:
 def _compile(model: Any = None, **options: Any) -> Any:
     """``torch.compile``: ltc compiles whole steps already, so the program keeps what it had."""
     return model if model is not None else lambda given: given
+
+
+def _cut_after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """The program has no ``lt.sync()``: an optimizer's step ends a graph, so that each turn of its loop is the same."""
+    if all(mode.on for mode in _active):
+        lt.sync()
 
 
 def _leave_child() -> None:
