@@ -174,7 +174,7 @@ def read_storages_from_the_cpu() -> None:
     storage of size 0".
     """
     kind = torch.UntypedStorage
-    cpu, fill, item = kind.cpu, kind._set_from_file, kind.__getitem__  # type: ignore[attr-defined]
+    cpu, fill, item, copy = kind.cpu, kind._set_from_file, kind.__getitem__, kind.copy_  # type: ignore[attr-defined]
 
     def to_cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
         return serialization.to_cpu(self) if hasattr(self, "_lt") else cpu(self)
@@ -190,7 +190,14 @@ def read_storages_from_the_cpu() -> None:
     def getitem(self: torch.UntypedStorage, index: Any) -> Any:
         return item(to_cpu(self) if hasattr(self, "_lt") else self, index)
 
+    def copy_storage(self: torch.UntypedStorage, source: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        if not hasattr(self, "_lt"):
+            return copy(self, to_cpu(source) if hasattr(source, "_lt") else source, non_blocking)
+        serialization.fill(self, copy(torch.UntypedStorage(self.nbytes()), source.cpu(), non_blocking))
+        return self
+
     kind.cpu = to_cpu  # type: ignore[method-assign]
+    kind.copy_ = copy_storage  # type: ignore[method-assign,assignment]
     kind._set_from_file = set_from_file  # type: ignore[attr-defined]
     kind.__getitem__ = getitem  # type: ignore[method-assign,assignment]
 

@@ -24,6 +24,9 @@ def register() -> None:
     if owner not in ("privateuseone", DEVICE) or (owner == DEVICE and hasattr(torch, DEVICE)):
         raise errors.DeviceInUse(owner)
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule())
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=False, for_module=False, for_storage=True, for_packed_sequence=False
+    )
     from lazytensor.device import patches, serialization
     from lazytensor.device.composites import ANSWERS, COMPOSITES
     from lazytensor.device.kernels import KERNELS
