@@ -9,6 +9,7 @@ import torch
 
 from lazytensor import errors, settings
 from lazytensor.device import geometry, sharing
+from lazytensor.device.module import DeviceModule
 from lazytensor.execute import fallback as fallbacks
 from lazytensor.trace import record, shapes, storage
 from lazytensor.trace.ir import Value
@@ -22,7 +23,7 @@ lock = threading.RLock()
 
 def this_device(device: torch.device | None) -> torch.device:
     """The ltc device a factory is asked for, its number checked."""
-    index = 0 if device is None or device.index is None else device.index
+    index = DeviceModule.current_device() if device is None or device.index is None else device.index
     if index >= settings.devices:
         raise errors.NoSuchDevice(index, settings.devices)
     return torch.device("ltc", index)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lazytensor import errors
+from lazytensor import errors, settings
 from lazytensor.trace import shapes, source
 from lazytensor.trace.ir import Node, Op, Spec, Value, flatten, make_node, spec_of, values_in
 from lazytensor.trace.storage import CPU_SCALAR, make, make_view
@@ -118,12 +118,13 @@ def _fill(layout: Any, outputs: tuple[Value | None, ...]) -> Any:
 def _common_device(args: tuple[Any, ...]) -> int:
     device = None
     for argument in flatten(args):
-        if argument.__class__ is Value:
-            index = argument.spec.device
-        elif argument.__class__ is torch.device:
+        if argument.__class__ is torch.device:  # a factory: tensors among the arguments give their geometry only
             index = argument.index or 0
-        else:
-            continue
+            if index >= settings.devices:
+                raise errors.NoSuchDevice(index, settings.devices)
+            return index
+    for argument in values_in(args):
+        index = argument.spec.device
         if index == CPU_SCALAR or index == device:
             continue
         if device is not None:

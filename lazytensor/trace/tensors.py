@@ -22,6 +22,8 @@ create = torch._C._acc.create_empty_tensor  # type: ignore[attr-defined]
 # clearing it by hand would be cheaper still, but clearing leaves the backend's bit behind.)
 _as_meta = torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.Meta)  # type: ignore[attr-defined]
 _below_autograd = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]
+_set = torch.ops.aten.set_.source_Storage_storage_offset
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def new(spec: Spec) -> torch.Tensor:
@@ -37,6 +39,9 @@ def new(spec: Spec) -> torch.Tensor:
 
 def reshape(tensor: torch.Tensor, storage: torch.UntypedStorage, spec: Spec) -> torch.Tensor:
     """Let the shell look at this storage with this geometry."""
+    if spec.device > 0:
+        # The Meta kernel refuses a storage that cannot grow, as those from DLPack; the CPU's asks only whether it is large enough.
+        return _set.redispatch(_CPU, tensor, storage, spec.offset, spec.size, spec.stride)  # type: ignore[no-any-return]
     with _below_autograd(), _as_meta:
         return tensor.set_(storage, spec.offset, spec.size, spec.stride)  # type: ignore[call-overload,no-any-return]
 
@@ -90,7 +95,8 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 def _on_device(index: int, dtype: torch.dtype) -> torch.Tensor:
     template = _templates.get(index)
     if template is None:
-        managed, shape, strides = _Managed(), (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1)
+        # A storage from DLPack cannot grow, and PyTorch checks geometry against its size: it is as large as can be.
+        managed, shape, strides = _Managed(), (ctypes.c_int64 * 1)(1 << 62), (ctypes.c_int64 * 1)(1)
         managed.dl_tensor.device = _Device(_EXTENSION_DEVICE, index)
         managed.dl_tensor.ndim = 1
         managed.dl_tensor.dtype = _DataType(1, 8, 1)
