@@ -143,14 +143,14 @@ class Program:
                 continue
             try:
                 self._run(slots, instruction)
+                if node is not None and not node.op.view:
+                    for value in node.outputs:
+                        if value is not None:
+                            self._compare(slots, value, alias, mended)
             except Exception as error:
                 self._fail(slots, instruction, error)
                 failed = True
                 continue
-            if node is not None and not node.op.view:
-                for value in node.outputs:
-                    if value is not None:
-                        self._compare(slots, value, alias, mended)
             for slot in dying:
                 slots[slot] = None
             del target

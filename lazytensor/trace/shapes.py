@@ -138,6 +138,8 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
 CPU_DECIDES = frozenset(
     (
         "aten::_native_multi_head_attention",  # no weights are returned unless they were asked for
+        "aten::native_layer_norm",  # the CPU's statistics have the weights' dtype, the meta kernel's the widest or the input's
+        "aten::native_group_norm",
         "aten::native_batch_norm",  # in evaluation the CPU returns empty statistics, the meta kernel full ones
         "aten::_native_batch_norm_legit_functional",
         "aten::_embedding_bag",  # the CPU's fast path leaves its bookkeeping empty
