@@ -36,6 +36,10 @@ UNINITIALISED = frozenset(
 )
 
 
+# Arguments beside the first that PyTorch wants on the CPU, whatever device the first is on.
+ON_CPU = frozenset(("tensor_split",))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One check of one sample."""
@@ -72,6 +76,18 @@ def ltc(backend: str = "reference") -> Target:
         return tuple(name for name in lt.metrics.counter_names() if name.startswith("aten::"))
 
     return Target("ltc", backend, True, Rule(exact=backend == "reference"), lt.metrics.reset, counted)
+
+
+def avoidable(outcome: Outcome) -> set[str]:
+    """The fallbacks of a check that were not for results whose shape, or whose very value, is asked of the data."""
+    return {name for name in outcome.fallbacks if not _data_dependent(name)}
+
+
+@functools.cache
+def _data_dependent(name: str) -> bool:
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    tags = getattr(getattr(torch.ops.aten, base), overload or "default").tags
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
 @functools.cache
@@ -202,12 +218,15 @@ class _Ran:
     generator: Any = None
 
 
-def _run(run: Callable[..., Any], sample: Any, target: Target, device: str) -> _Ran:
+def _run(run: Callable[..., Any], sample: Any, target: Target, device: str, op: Any) -> _Ran:
     ran = _Ran()
     with _seeded():
         try:
             move = Transplant(device)
-            args, kwargs = move.call((sample.input, *sample.args), sample.kwargs)
+            if op.name in ON_CPU:
+                args, kwargs = (move(sample.input), *sample.args), sample.kwargs
+            else:
+                args, kwargs = move.call((sample.input, *sample.args), sample.kwargs)
             torch.manual_seed(SEED)
             ran.result = run(target, move, args, kwargs)
             if device != "cpu":
@@ -219,12 +238,12 @@ def _run(run: Callable[..., Any], sample: Any, target: Target, device: str) -> _
 
 
 def _check(outcome: Outcome, run: Callable[..., Any], sample: Any, target: Target, op: Any) -> Outcome:
-    cpu = _run(run, sample, target, "cpu")
+    cpu = _run(run, sample, target, "cpu", op)
     target.reset()
-    found = _run(run, sample, target, target.device)
+    found = _run(run, sample, target, target.device, op)
     fallbacks = target.fallbacks()
     status, detail = _judge(cpu, found, target, op)
-    if status is DIFFERENT and not _deterministic(cpu, run, sample, target):
+    if status is DIFFERENT and not _deterministic(cpu, run, sample, target, op):
         status, detail = EQUAL, "the CPU's own result changes from run to run"
     return Outcome(outcome.op, outcome.dtype, outcome.sample, outcome.form, status, detail, fallbacks)
 
@@ -249,12 +268,12 @@ def _judge(cpu: _Ran, found: _Ran, target: Target, op: Any) -> tuple[str, str]:
     return (EQUAL, "") if told is None else (DIFFERENT, told)
 
 
-def _deterministic(cpu: _Ran, run: Callable[..., Any], sample: Any, target: Target) -> bool:
+def _deterministic(cpu: _Ran, run: Callable[..., Any], sample: Any, target: Target, op: Any) -> bool:
     """Whether the CPU gives the same result again, at other addresses."""
     kept = []
     for attempt in range(3):
         kept.append(torch.empty(17 + 8 * attempt))
-        if difference(cpu.result, _run(run, sample, target, "cpu").result, Rule()) is not None:
+        if difference(cpu.result, _run(run, sample, target, "cpu", op).result, Rule()) is not None:
             return False
     return True
 
@@ -297,6 +316,7 @@ __all__ = [
     "FORMS",
     "Outcome",
     "Target",
+    "avoidable",
     "check_entry",
     "entries",
     "ltc",
