@@ -11,11 +11,12 @@ CPU eager is the definition.  If the CPU raises, the device has to raise the sam
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,7 @@ class Target:
     gradients: bool = True
     rule: Rule = field(default_factory=Rule)
     reset: Callable[[], None] = lambda: None
+    settle: Callable[[], None] = lambda: None  # after an error: nothing may be left pending
     fallbacks: Callable[[], tuple[str, ...]] = tuple
 
 
@@ -75,7 +77,12 @@ def ltc(backend: str = "reference") -> Target:
     def counted() -> tuple[str, ...]:
         return tuple(name for name in lt.metrics.counter_names() if name.startswith("aten::"))
 
-    return Target("ltc", backend, True, Rule(exact=backend == "reference"), lt.metrics.reset, counted)
+    def settle() -> None:
+        gc.collect()
+        with suppress(Exception):
+            lt.sync()
+
+    return Target("ltc", backend, True, Rule(exact=backend == "reference"), lt.metrics.reset, settle, counted)
 
 
 def avoidable(outcome: Outcome) -> set[str]:
@@ -242,6 +249,8 @@ def _check(outcome: Outcome, run: Callable[..., Any], sample: Any, target: Targe
     target.reset()
     found = _run(run, sample, target, target.device, op)
     fallbacks = target.fallbacks()
+    if found.error is not None:
+        target.settle()
     status, detail = _judge(cpu, found, target, op)
     if status is DIFFERENT and not _deterministic(cpu, run, sample, target, op):
         status, detail = EQUAL, "the CPU's own result changes from run to run"
@@ -280,7 +289,7 @@ def _deterministic(cpu: _Ran, run: Callable[..., Any], sample: Any, target: Targ
 
 def _text(error: BaseException | None, device: str = "") -> str:
     """An exception's message as far as the device cannot show in it."""
-    text = str(error).split("\nException raised from")[0]
+    text = str(error).split("\nException raised from")[0].split("\nPosition: ")[0]  # what follows shows the arguments
     if device:
         text = text.replace(f"{device}:0", "cpu").replace(device, "cpu")
     return text.strip()

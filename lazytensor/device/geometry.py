@@ -52,6 +52,8 @@ def resize(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...] 
     """``resize_``: another size over the same storage, which grows if it is too small."""
     state = state_of(tensor)
     device = state.spec.device
+    if stride is None and size == state.spec.size:
+        return tensor
     geometry = spec(size, stride or contiguous_stride(size), state.spec.offset, state.spec.dtype, device, state.spec.bits)
     if geometry is state.spec:
         return tensor

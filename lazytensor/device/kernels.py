@@ -266,6 +266,12 @@ def _as_on_cpu(name: str) -> None:
         return record(whole, tuple(value_of(a) if isinstance(a, torch.Tensor) else a for a in args))  # type: ignore[no-any-return]
 
 
+@kernel("polygamma_")
+def polygamma_(self: torch.Tensor, n: int) -> torch.Tensor:
+    """Its arguments stand the other way round than those of ``polygamma``, so that no rule finds the pair."""
+    return self.copy_(torch.polygamma(n, self))
+
+
 for _name in ("silu_backward", "mish_backward", "native_channel_shuffle"):
     _as_on_cpu(_name)
 

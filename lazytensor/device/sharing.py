@@ -65,7 +65,7 @@ def run_in_memory(
 
     stands = [real(a) for a in arguments]
     mixed = tuple(k if a is None else tuple(s) if isinstance(s, list) else s for k, a, s in zip(key, arguments, stands))
-    positional, keyword = shapes.call_arguments(mutation.functional, mixed, convert)
+    positional, keyword = shapes.call_arguments(mutation, mixed, convert)
     out_stands = [real(o) for o in outs]
     keyword.update(zip([a.name for a in mutation.overload._schema.arguments if a.is_out], out_stands))
     with shapes.clean():

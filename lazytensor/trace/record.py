@@ -207,6 +207,21 @@ class Mutation:
             self._overload = Op(self.name).overload
         return self._overload
 
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """The names of the keyword-only arguments, those of out= left out."""
+        return tuple(a.name for a in self.overload._schema.arguments if a.kwarg_only and not a.is_out)
+
+    def _functional_arguments(self, args: tuple[Any, ...], outs: tuple[Spec, ...]) -> tuple[Any, ...]:
+        """The same call of the functional op: a factory's out= form has no dtype and no device, they are its out tensor's."""
+        wanted = self.functional.overload._schema.arguments
+        if len(wanted) == len(args):
+            return args
+        names = [a.name for a in self.overload._schema.arguments if not a.is_out]
+        given = dict(zip(names, args, strict=True))
+        given |= {"dtype": outs[0].dtype, "device": torch.device("ltc", outs[0].device)}
+        return tuple([given.get(a.name) for a in wanted])
+
     def miss(
         self,
         args: tuple[Any, ...],
@@ -227,9 +242,11 @@ class Mutation:
                 raise errors.mixed_devices(torch.device("cpu"))
         device = outs[0].device if outs else next(values_in(written)).spec.device
         wanted, general = shapes.infer_mutation(self, args, outs, device, shared, out_values)
-        entry = intern(self.functional, args)
+        entry = intern(self.functional, self._functional_arguments(args, outs))
         results = list(entry) if entry.__class__ is tuple else [entry]
         count = len(wanted)
+        if outs and any(v.dtype is not o.dtype for v, o in zip(results, outs, strict=True)):
+            shapes.check_out(self, args, outs, results)
         new = [_conform_all(v, w) for v, w in zip(results[len(results) - count :], wanted, strict=True)]
         found = (results[: len(results) - count], new)
         if general:

@@ -30,7 +30,9 @@ class CannotInfer(Exception):
     """No shape rule can take this call: it has to run eagerly."""
 
 
-def call_arguments(op: Op, args: tuple[Any, ...], convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+def call_arguments(
+    op: Op | Mutation, args: tuple[Any, ...], convert: Callable[[Any], Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """Canonical arguments as a call: positional ones and keyword-only ones, each leaf converted."""
     keywords = op.keywords
     split = len(args) - len(keywords)
@@ -148,6 +150,8 @@ CPU_DECIDES = frozenset(
         "aten::_fft_c2r",
         "aten::_fft_c2c",
         "aten::linalg_eig",
+        "aten::_linalg_svd",
+        "aten::max_unpool2d",
         "aten::_linalg_eigvals",
     )
 )
@@ -236,7 +240,7 @@ def infer_mutation(
 
 def _try(mutation: Mutation, args: tuple[Any, ...], stand: _Stand, outs: list[torch.Tensor]) -> Exception | None:
     """Run a mutating op on stand-ins; the error, if it raises one."""
-    positional, keyword = call_arguments(mutation.functional, args, stand)
+    positional, keyword = call_arguments(mutation, args, stand)
     names = [a.name for a in mutation.overload._schema.arguments if a.is_out]
     keyword.update(zip(names, outs, strict=True))
     try:
@@ -246,6 +250,14 @@ def _try(mutation: Mutation, args: tuple[Any, ...], stand: _Stand, outs: list[to
     except Exception as error:
         return error.with_traceback(None)
     return None
+
+
+def check_out(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...], results: list[Any]) -> None:
+    """Raise what eager raises for out= tensors of another dtype than the results: not every meta kernel looks."""
+    stand = _Apart("cpu")
+    error = _try(mutation, args, stand, [stand.tensor(s) for s in outs])
+    if error is not None and _try(mutation, args, stand, [stand.tensor(v.spec) for v in results]) is None:
+        raise error
 
 
 class _Apart(_Stand):
