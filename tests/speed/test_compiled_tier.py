@@ -1,0 +1,118 @@
+"""Graphs move from the first tier to compiled code, survive a restart on disk, and keep eager's results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lazytensor.backend.inductor.build import no_compiler
+
+pytestmark = pytest.mark.skipif(no_compiler() is not None, reason="TorchInductor needs a C++ compiler")
+
+PROGRAM = """
+import json, sys, torch, lazytensor as lt
+from torch import nn
+lt.set_backend("inductor", wait=True)
+
+def train(device, steps=6):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data = torch.randn(steps, 12, 8)
+    losses = []
+    for batch in data:
+        optimizer.zero_grad()
+        loss = model(batch.to(device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if device == "ltc":
+            lt.sync()
+        losses.append(loss.detach())
+    return [l.item() for l in losses], [p.detach().cpu() for p in model.parameters()]
+
+ours, theirs = train("ltc"), train("cpu")
+tiers = [(t.state, t.tier, t.runs, t.graph.replaces != {}) for t in lt.current_backend().graphs]
+from lazytensor.backend.inductor.service import service
+print(json.dumps({
+    "losses": max(abs(a - b) for a, b in zip(ours[0], theirs[0])),
+    "parameters": max((a - b).abs().max().item() for a, b in zip(ours[1], theirs[1])),
+    "tiers": tiers,
+    "compiler_started": service._process is not None,
+}))
+"""
+
+
+def run(cache: Path, program: str = PROGRAM, **environment: str) -> dict:
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | {"LAZYTENSOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    found = json.loads(result.stdout.strip().splitlines()[-1])
+    found["log"] = result.stderr
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    cache = tmp_path_factory.mktemp("cache")
+    return cache, run(cache)
+
+
+def test_a_compiled_training_step_has_eagers_losses_and_parameters(trained: tuple[Path, dict]) -> None:
+    _, found = trained
+    assert found["losses"] < 1e-6
+    assert found["parameters"] < 1e-5
+    assert all(state == "ready" for state, *_ in found["tiers"])
+
+
+def test_a_learning_rate_schedule_compiles_no_graph_again(trained: tuple[Path, dict]) -> None:
+    assert len(trained[1]["tiers"]) == 2, "one graph with fresh optimizer state, one for every later step"
+
+
+def test_parameters_are_updated_in_their_own_memory(trained: tuple[Path, dict]) -> None:
+    assert trained[1]["tiers"][-1][3]
+
+
+def test_a_restarted_program_starts_compiled_and_starts_no_compiler(trained: tuple[Path, dict]) -> None:
+    cache, first = trained
+    assert first["compiler_started"]
+    again = run(cache)
+    assert not again["compiler_started"]
+    assert [t[:2] for t in again["tiers"]] == [["ready", "inductor"]] * len(first["tiers"])
+    assert again["losses"] == first["losses"]
+
+
+def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(trained: tuple[Path, dict], tmp_path: Path) -> None:
+    import shutil
+
+    cache = tmp_path / "cache"
+    shutil.copytree(trained[0], cache)
+    entries = [p for p in (cache / "graphs").iterdir() if p.is_dir()]
+    with open(entries[0] / "wrapper.py", "a") as file:
+        file.write("# changed\n")
+    found = run(cache)
+    assert found["log"].count("is ignored: wrapper.py was changed") == 1
+    assert found["compiler_started"]
+    assert found["losses"] < 1e-6
+
+
+def test_a_failed_compilation_is_reported_once_and_the_program_goes_on(tmp_path: Path) -> None:
+    program = PROGRAM.replace(
+        "import json, sys,", "import os; os.environ['CXX'] = '/bin/false'; os.environ['PATH'] = '/bin:/usr/bin'\nimport json, sys,"
+    )
+    found = run(tmp_path, program)
+    assert {t[0] for t in found["tiers"]} == {"stays"}
+    assert found["log"].count("stays on the first tier") == len(found["tiers"])
+    assert found["losses"] < 1e-6

@@ -1,0 +1,52 @@
+"""An input may be overwritten only when nobody can see its old value."""
+
+from __future__ import annotations
+
+import torch
+
+import lazytensor as lt
+from lazytensor.execute import cut
+
+
+def replaced() -> dict[int, int]:
+    """Of the newest graph: which output overwrites which input."""
+    return list(cut.computations.values())[-1].graph.replaces
+
+
+def test_an_update_in_place_may_take_its_own_memory() -> None:
+    x = torch.ones(5).to("ltc")
+    lt.clear_cache()
+    x.mul_(2)
+    lt.sync()
+    assert replaced() == {0: 0}
+
+
+def test_a_new_tensor_takes_new_memory() -> None:
+    x = torch.ones(5).to("ltc")
+    lt.clear_cache()
+    y = x * 2
+    lt.sync()
+    assert replaced() == {}
+    assert x.tolist() == [1] * 5 and y.tolist() == [2] * 5
+
+
+def test_the_old_value_under_another_name_is_kept() -> None:
+    x = torch.ones(5).to("ltc")
+    lt.clear_cache()
+    before = x.clone()
+    x.mul_(2)
+    lt.sync()
+    assert before.tolist() == [1] * 5 and x.tolist() == [2] * 5
+
+
+def test_the_same_work_with_and_without_overwriting_is_told_apart() -> None:
+    lt.clear_cache()
+    x = torch.ones(5).to("ltc")
+    y = x * 2
+    lt.sync()
+    z = torch.ones(5).to("ltc")
+    z.mul_(2)
+    lt.sync()
+    assert len(cut.computations) == 2
+    assert y.tolist() == z.tolist() == [2] * 5
+    assert x.tolist() == [1] * 5

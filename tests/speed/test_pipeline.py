@@ -1,0 +1,114 @@
+"""Cuts that run in the background keep order, report errors once, and lose nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import lazytensor as lt
+from lazytensor.backend.reference import ReferenceBackend
+from lazytensor.trace.future import Future
+from lazytensor.trace.storage import state_of
+
+
+class Background(ReferenceBackend):
+    """The reference backend, run in the background; it can be held up."""
+
+    asynchronous = True
+    name = "background"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+        self.open.set()
+
+    def compile(self, graph):  # type: ignore[no-untyped-def]
+        program = super().compile(graph)
+
+        def run(*inputs):  # type: ignore[no-untyped-def]
+            self.open.wait()
+            return program(*inputs)
+
+        return run
+
+
+@pytest.fixture
+def background():  # type: ignore[no-untyped-def]
+    backend = Background()
+    with lt.backend(backend):
+        yield backend
+        backend.open.set()
+        lt.wait()
+
+
+def test_sync_returns_before_the_cut_has_run(background: Background) -> None:
+    background.open.clear()
+    x = torch.ones(3, device="ltc") + 1
+    lt.sync()
+    assert isinstance(state_of(x).data, Future)
+    y = x * 2
+    background.open.set()
+    assert y.tolist() == [4, 4, 4]
+    assert x.tolist() == [2, 2, 2]
+
+
+def test_waiting_leaves_real_data(background: Background) -> None:
+    x = torch.ones(3, device="ltc") + 1
+    lt.sync(wait=True)
+    assert state_of(x).data.run.done.is_set()
+
+
+def test_updates_in_place_are_applied_in_order(background: Background) -> None:
+    x = torch.zeros(4, device="ltc")
+    for step in range(50):
+        x.add_(step)
+        lt.sync()
+    assert x.tolist() == [sum(range(50))] * 4
+
+
+def test_no_more_cuts_are_under_way_than_allowed(background: Background) -> None:
+    from lazytensor.execute.pipeline import pipeline
+
+    background.open.clear()
+    x = torch.zeros(4, device="ltc")
+    with lt.settings.scope(max_in_flight=2):
+        for _ in range(2):
+            x = x + 1
+            lt.sync()
+        assert pipeline.under_way == 2
+        recorder = threading.Thread(target=lambda: (background.open.wait(), None))
+        recorder.start()
+        background.open.set()
+        recorder.join()
+        x = x + 1
+        lt.sync()
+    assert x.tolist() == [3.0] * 4
+
+
+def test_an_error_surfaces_at_the_next_read_once_with_its_line(background: Background) -> None:
+    weight = torch.ones(3, 2, device="ltc")
+    picked = torch.nn.functional.embedding(torch.tensor([7], device="ltc"), weight)
+    weight.add_(1)
+    lt.sync()
+    with pytest.raises(IndexError, match="index out of range in self") as caught:
+        lt.wait()
+    assert "test_pipeline.py" in caught.value.__notes__[0]
+    lt.wait()
+    assert weight.tolist() == [[2.0, 2.0]] * 3
+    with pytest.raises(lt.errors.ValueLost):
+        picked.tolist()
+
+
+def test_what_builds_on_a_failed_cut_fails_silently_and_parameters_keep_their_value(background: Background) -> None:
+    background.open.clear()
+    weight = torch.ones(3, 2, device="ltc")
+    lt.sync()
+    weight.add_(torch.nn.functional.embedding(torch.tensor([7, 0, 0], device="ltc"), weight))
+    lt.sync()
+    background.open.set()
+    with pytest.raises(IndexError):
+        lt.wait()
+    lt.wait()
+    assert weight.tolist() == [[1.0, 1.0]] * 3
