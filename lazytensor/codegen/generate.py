@@ -10,7 +10,7 @@ import torch
 from torchgen.model import NativeFunctionsGroup
 
 from lazytensor.codegen.backend_yaml import ParsedExternalYaml, parse_backend_yaml
-from lazytensor.codegen.kernels import Kernel, Writer, identifier
+from lazytensor.codegen.kernels import Kernel, Writer
 from lazytensor.codegen.natives import load_native_functions
 
 SOURCE = Path(__file__).parent / "device.yaml"
@@ -110,6 +110,6 @@ def _module(kernels: list[Kernel], writer: Writer, *, locked: bool) -> str:
     several = ", for programs that record in several threads" if locked else ""
     header = _HEADER.format(version=torch.__version__, locked=several)
     constants = "\n".join(f"{name} = {text}" for (_, text), name in writer.constants.items())
-    table = "\n".join(f'    "{k.name}": {identifier(k.name)},' for k in kernels)
+    table = "\n".join(f'    "{k.name}": {k.function},' for k in kernels)
     body = "\n\n".join(k.source(locked) for k in kernels)
     return f"{header}{IMPORTS}\n{constants}\n\n\n{body}\n\nkernels = {{\n{table}\n}}\n"

@@ -32,7 +32,7 @@ from torchgen.model import (
     SchemaKind,
 )
 
-from lazytensor.codegen.layout import INDENT, docstring, indented, wrapped
+from lazytensor.codegen.layout import INDENT, docstring, indented, literal, tuple_of, wrapped
 from lazytensor.codegen.natives import qualified
 
 LIFTED = (BaseTy.Scalar, BaseTy.float)
@@ -56,6 +56,7 @@ class Kernel:
     """One generated function: its ATen name, what kind of kernel it is, and its source."""
 
     name: str
+    function: str
     kind: Kind
     schema: str
     declaration: str
@@ -65,7 +66,7 @@ class Kernel:
 
     def source(self, locked: bool = False) -> str:
         """The text; a locked kernel may be called from several threads."""
-        header = wrapped(f"def {identifier(self.name)}{self.signature}:")
+        header = wrapped(f"def {self.function}{self.signature}:")
         body = ["with lock:", *(INDENT + line for line in self.body)] if locked else self.body
         lines = [*docstring(self.schema), *body]
         return "\n".join([self.declaration, "", "", *header, *indented(lines), ""])
@@ -91,6 +92,7 @@ class Writer:
         arguments = "*args: Any, **kwargs: Any" if generic else self._signature(schema)
         return Kernel(
             name,
+            self.function_name(name),
             kind,
             str(schema),
             self._declare(name, kind.name, function),
@@ -98,6 +100,10 @@ class Writer:
             body,
             self.functional_of.get(name, ""),
         )
+
+    def function_name(self, name: str) -> str:
+        """What the kernel is called."""
+        return identifier(name)
 
     def target(self, name: str) -> str:
         """The op whose nodes a kernel makes, as the trace calls it."""
@@ -141,9 +147,7 @@ class Writer:
     def _default(self, argument: Argument, value: Any) -> str:
         if value is not None and base(argument.type) in LIFTED and not is_list(argument.type):
             return self.constant(value)
-        if isinstance(value, list):
-            return repr(tuple(value))
-        return repr(value)
+        return literal(value)
 
     def constant(self, value: Any) -> str:
         """The module-level name of a default number: compared by identity, since ``1 == 1.0 == True``."""
@@ -207,7 +211,7 @@ class Writer:
         ident = identifier(str(function.func.name))
         lines, names = self.canonical(function, in_order(function.func))
         lines = self._elsewhere(function) + lines
-        lines += wrapped(f"key = ({', '.join(names)},)", 1)
+        lines += wrapped(f"key = {tuple_of(names)}", 1)
         lines += [f"out = {ident}_table.get(key)", *self._missed(function, f"record({ident}_op, key)")]
         return lines + self._results(function)
 
@@ -260,7 +264,7 @@ class Writer:
         ident = identifier(str(function.func.name))
         lines, names = self.canonical(function, in_order(function.func))
         first = safe(in_order(function.func)[0].name)
-        lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
+        lines += [*wrapped(f"key = {tuple_of(names)}", 1), f"out = {ident}_table.get(key)"]
         lines += self._missed(function, f"record_view({ident}_op, {first}, key)")
         if is_list(function.func.returns[0].type):
             return [*lines, f"return [make_view({first}, value) for value in out]"]
@@ -270,7 +274,7 @@ class Writer:
         ident = identifier(str(function.func.name))
         lines, names = self.canonical(function, in_order(function.func))
         first = safe(in_order(function.func)[0].name)
-        lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
+        lines += [*wrapped(f"key = {tuple_of(names)}", 1), f"out = {ident}_table.get(key)"]
         tensors = tensor_arguments(function.func)
         lines += self._missed(function, f"mutate({ident}_op, key, ({first},), {first}, {tensors})")
         return [
@@ -290,8 +294,8 @@ class Writer:
         ident = identifier(str(schema.name))
         lines, names = self.canonical(function, in_order(schema))
         written = [safe(a.name) for a in in_order(schema) if is_written(a)]
-        lines += [*wrapped(f"key = ({', '.join(names)},)", 1), f"out = {ident}_table.get(key)"]
-        targets = f"({', '.join(written)},)"
+        lines += [*wrapped(f"key = {tuple_of(names)}", 1), f"out = {ident}_table.get(key)"]
+        targets = tuple_of(written)
         returned = self._returned(function)
         tensors = tensor_arguments(schema)
         lines += self._missed(function, f"mutate({ident}_op, key, {targets}, {returned}, {tensors})")
@@ -320,8 +324,8 @@ class Writer:
         lines, names = self.canonical(function, in_order(schema))
         outs = [safe(a.name) for a in schema.arguments.out]
         returned = "None" if not schema.returns else outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
-        lines += wrapped(f"key = ({', '.join(names)},)", 1)
-        lines += wrapped(f"write_out({ident}_op, key, ({', '.join(outs)},), {tensor_arguments(schema)})", 1)
+        lines += wrapped(f"key = {tuple_of(names)}", 1)
+        lines += wrapped(f"write_out({ident}_op, key, {tuple_of(outs)}, {tensor_arguments(schema)})", 1)
         return [*lines, f"return {returned}"]
 
     def _draw(self, function: NativeFunction) -> list[str]:
@@ -398,7 +402,7 @@ def base(kind: Any) -> BaseTy | None:
 def tensor_arguments(schema: FunctionSchema) -> str:
     """The tuple of the tensor arguments, with None where an argument is none: who shares memory is asked of them."""
     names = [safe(a.name) if base(a.type) is BaseTy.Tensor else "None" for a in in_order(schema)]
-    return f"({', '.join(names)},)"
+    return tuple_of(names)
 
 
 def is_list(kind: Any) -> bool:
@@ -439,8 +443,10 @@ def result_type(schema: FunctionSchema) -> str:
     """The Python annotation of what a kernel returns."""
     if not schema.returns:
         return "None"
-    kinds = [f"list[{T}]" if is_list(r.type) else T for r in schema.returns for T in ["torch.Tensor"]]
-    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+    kinds = ["list[torch.Tensor]" if is_list(r.type) else "torch.Tensor" for r in schema.returns]
+    if len(kinds) == 1:
+        return kinds[0]
+    return "Any" if "list[torch.Tensor]" in kinds else "tuple[torch.Tensor | None, ...]"
 
 
 def first_tensor(schema: FunctionSchema) -> str:
@@ -477,6 +483,9 @@ def runtime_schema(schema: FunctionSchema) -> dict[str, Any]:
     found = _runtime.get(name)
     if found is None:
         stem, _, overload = qualified(name).partition(".")
-        known = torch._C._get_schema(stem, overload)
+        try:
+            known = torch._C._get_schema(stem, overload)
+        except RuntimeError:  # a backend's own op, which is defined when its package is imported
+            known = torch._C.parse_schema(str(schema))
         found = _runtime[name] = {a.name: a for a in known.arguments}
     return found

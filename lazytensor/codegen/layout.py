@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable
 
@@ -21,15 +22,30 @@ def docstring(text: str, depth: int = 1) -> list[str]:
     if len(text) + 6 + 4 * depth <= WIDTH:
         return [f'"""{text}"""']
     width = WIDTH - 4 * depth
-    first, *rest = textwrap.wrap(f'"""{text}', width, break_long_words=False, break_on_hyphens=False)
-    return [first, *rest, '"""']
+    lines = textwrap.wrap(f'"""{text}', width, break_long_words=False, break_on_hyphens=False)
+    if len(lines) == 1:  # only the closing quotes are too long: let the last words go with them
+        lines = textwrap.wrap(lines[0], width - 3, break_long_words=False, break_on_hyphens=False)
+    return [*lines, '"""']
+
+
+def literal(value: object) -> str:
+    """A constant as Python writes it, with double quotes; a list becomes a tuple."""
+    if isinstance(value, list | tuple):
+        return tuple_of(map(literal, value))
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def tuple_of(items: Iterable[str]) -> str:
+    """A tuple of these expressions."""
+    inside = list(items)
+    return f"({inside[0]},)" if len(inside) == 1 else f"({', '.join(inside)})"
 
 
 def wrapped(statement: str, depth: int = 0) -> list[str]:
     """One statement that will stand at this depth, in as many lines as it needs.
 
-    What is too long is broken at its first bracket that closes late enough: the inside gets a line of its own, or, if
-    that is too long as well, one line for each item, with a comma after the last.
+    What is too long is broken at its longest bracket.  The arguments of a call or of a function get one line together if
+    that is enough; else, and in a tuple, list or dict always, each item gets a line, with a comma after the last.
     """
     if len(statement) + 4 * depth <= WIDTH:
         return [statement]
@@ -37,18 +53,11 @@ def wrapped(statement: str, depth: int = 0) -> list[str]:
     if start < 0:
         return [statement]
     head, inside, tail = statement[: start + 1], statement[start + 1 : end], statement[end:]
-    items = _items(inside)
-    lines = [head]
-    one_line = inside.rstrip(", ") if len(items) > 1 or not inside.endswith(",") else inside
-    if len(one_line) + 4 * (depth + 1) <= WIDTH and not (head.endswith("= (") and len(items) > 1):
-        lines += indented([one_line])
-    else:
-        for item in items:
-            broken = wrapped(item + ("" if item == "*" or item.startswith("**") else ","), depth + 1)
-            if item == "*":
-                broken = ["*,"]
-            lines += indented(broken)
-    return [*lines, tail]
+    called = head[-2:-1].isidentifier() or head[-2:-1] == "]"
+    if called and len(inside) + 4 * (depth + 1) <= WIDTH:
+        return [head, *indented([inside]), tail]
+    broken = [line for item in _items(inside) for line in wrapped(f"{item},", depth + 1)]
+    return [head, *indented(broken), tail]
 
 
 def _outermost(statement: str) -> tuple[int, int]:
