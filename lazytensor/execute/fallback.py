@@ -17,7 +17,7 @@ from lazytensor.backend import memory
 from lazytensor.execute import cut as cutting
 from lazytensor.inspect import events, metrics
 from lazytensor.trace import source, storage
-from lazytensor.trace.future import settled
+from lazytensor.trace.future import Future
 from lazytensor.trace.ir import Number, Value, spec_of
 from lazytensor.trace.shapes import call_arguments, clean, with_bits
 
@@ -31,7 +31,9 @@ def data_of(tensor: torch.Tensor, cause: str) -> torch.Tensor:
     base = state.base if isinstance(state, storage.ViewState) else state
     if base.value is not None and not base.value.leaf:
         cutting.cut(cause)
-    data = settled(base)
+    data = base.data
+    if data.__class__ is Future:
+        data = events.wait_for(cause, base)
     cutting.report_failures()
     if base.error is not None:
         raise storage.errors.ValueLost(base.error)

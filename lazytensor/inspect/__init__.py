@@ -1,0 +1,1 @@
+"""Why: ledgers, blame, explanations, metrics, dumps and the report."""

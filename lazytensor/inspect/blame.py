@@ -1,14 +1,16 @@
 """Recompile blame: why a cut found no compiled graph, and which line of the program made the difference.
 
 The new graph is compared with the nearest known one.  Both are walked together from their results down to their leaves,
-in step; nodes that were recorded again are the same objects and end the walk at once.  A pair of nodes that differs although
-all its inputs agree is where a difference begins, and of those the one recorded first is blamed.
+in step; nodes that were recorded again are the same objects and end the walk at once.  A pair of nodes that differs
+although all its inputs agree is where a difference begins, and of those the one recorded first is blamed.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -131,56 +133,42 @@ class Blame:
         }
 
 
-# --- the nearest known graph -----------------------------------------------------------------------------------------------------
+# --- the nearest known graph ----------------------------------------------------------------------------------------
 
 
 def nearest(graph: Any, where: Any = None, before: int | None = None) -> Known | None:
     """The known graph most like this one: one cut at the same line if there is a good one, then the latest."""
-    sequence = tuple(node.op.name for node in graph.nodes)
+    ops = Counter(node.op.name for node in graph.nodes)
     best: tuple[float, int] | None = None
     chosen = None
     recent = [k for k in events.graphs.values() if k.graph is not None and (before is None or k.number < before)]
     for known in recent[-32:]:
-        likeness = _likeness(sequence, known.sequence) + (0.2 if where is not None and known.where == where else 0.0)
+        likeness = _likeness(ops, known.ops) + (0.2 if where is not None and known.where == where else 0.0)
         if likeness > 0.3 and (best is None or (likeness, known.number) >= best):
             best, chosen = (likeness, known.number), known
     return chosen
 
 
-def _likeness(one: tuple[str, ...], other: tuple[str, ...]) -> float:
-    """How much of two lists of operations is the same, from the front and from the back."""
-    longest, shortest = max(len(one), len(other)), min(len(one), len(other))
-    if not shortest:
-        return 0.0
-    front = _common(one, other)
-    back = _common(one[::-1], other[::-1]) if front < shortest else 0
-    return min(front + back, shortest) / longest
+def _likeness(one: Counter[str], other: Counter[str]) -> float:
+    """How much of two graphs is the same kind of operation.  Their order says little: what was recorded again is older."""
+    return (one & other).total() / max(one.total(), other.total(), 1)
 
 
-def _common(one: Iterable[str], other: Iterable[str]) -> int:
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
-
-
-# --- the walk --------------------------------------------------------------------------------------------------------------------
+# --- the walk -------------------------------------------------------------------------------------------------------
 
 
 def compare(old: Any, new: Any) -> list[Difference]:
-    """Where the differences between two graphs begin, in record order; differences of numbering only stand last."""
+    """Where the differences between two graphs begin, in record order; what only follows from others stands last."""
     matched, gone, added = _match(old.outputs, new.outputs)
     pairs: dict[Node, Node] = {}
-    stack = list(matched)
+    stack = [(a.node, b.node) for a, b in matched]
     while stack:
         a, b = stack.pop()
-        if a.node is b.node or b.node in pairs:
+        if a is b or b in pairs:
             continue
-        pairs[b.node] = a.node
-        if a.node.op is b.node.op and len(a.node.inputs) == len(b.node.inputs):
-            stack.extend(zip(a.node.inputs, b.node.inputs, strict=False))
+        pairs[b] = a
+        if a.op is b.op and len(a.inputs) == len(b.inputs):
+            stack.extend((x.node, y.node) for x, y in zip(a.inputs, b.inputs, strict=True))
     uses = _uses(new)
     found: list[Difference] = []
     shifted: list[Difference] = []
@@ -192,7 +180,9 @@ def compare(old: Any, new: Any) -> list[Difference]:
         if own or inherited:
             changed.add(b)
         for difference in own:
-            (shifted if difference.kind == "input" else found).append(difference)
+            # A size that is passed on (a view's) follows the shape it was computed from, and only names it again.
+            follows = difference.kind == "input" or (inherited and difference.kind == "attribute")
+            (shifted if follows else found).append(difference)
     found.sort(key=lambda d: d.rank)
     for value in added:
         found.append(
@@ -221,9 +211,10 @@ def _match(old: list[Value], new: list[Value]) -> tuple[list[tuple[Value, Value]
         else:
             left.append(value)
     remaining = [v for v in old if any(v is w for row in waiting.values() for w in row)]
-    for one in (lambda v: v.node.line, lambda v: v.node.op.name):  # a result whose op changed, or whose line moved
+    for alike in ("line", "op"):  # a result whose op changed, or whose line moved
         for value in list(left):
-            partner = next((v for v in remaining if one(v) == one(value)), None)
+            wanted = getattr(value.node, alike)
+            partner = next((v for v in remaining if getattr(v.node, alike) == wanted), None)
             if partner is not None:
                 matched.append((partner, value))
                 remaining.remove(partner)
@@ -295,7 +286,8 @@ def _arguments(name: str, one: Any, other: Any, a: Node, b: Node) -> Iterator[Di
 
 def _leaves(a: Node, b: Node, uses: dict[Any, tuple[Node, int]]) -> Iterator[Difference]:
     old, new = a.outputs[0], b.outputs[0]
-    assert old is not None and new is not None
+    assert old is not None
+    assert new is not None
     user, position = uses.get(new, (b, 0))
     before = a if a.op is not LEAF else None
     after = b if b.op is not LEAF else user
@@ -331,7 +323,7 @@ def _ranked(difference: Difference, node: Node) -> Difference:
     return difference
 
 
-# --- what a leaf's dimension has been --------------------------------------------------------------------------------------------
+# --- what a leaf's dimension has been -------------------------------------------------------------------------------
 
 _sizes: dict[tuple[Any, ...], list[int]] = {}  # by first use and dimension: the sizes it took, in order of appearance
 
@@ -356,7 +348,7 @@ def _advice(first: Difference) -> str:
         taken = _sizes.get(first.leaf, [])
         dim, name = first.leaf[-1], first.what.partition(" of ")[2].rstrip(":")
         said = f"dim {dim} of {name} took {len(taken)} values {{{', '.join(map(str, taken[-8:]))}}}"
-        if len(taken) > 2 and all(n > m for m, n in zip(taken, taken[1:], strict=False)):
+        if len(taken) > 2 and all(n > m for m, n in itertools.pairwise(taken)):
             return f"{said} and grows: preallocate it and write into a slice, or pad to a few fixed sizes"
         if dim == 0:
             return f"{said}: pad or drop the last batch (DataLoader(drop_last=True))"
@@ -371,13 +363,13 @@ _ADVICE = {
     "number": "a number changed its Python type, which changes type promotion: keep it int or float",
     "data": "what one step made, a later one takes as data: usual in the second step, when optimizer state exists",
     "dtype": "keep the dtype of the data constant",
-    "results": "a tensor that is kept alive is a result of the graph: drop references that are not needed, or keep them "
-    "from the first step on",
+    "results": "a tensor that is kept alive is a result of the graph: drop references that are not needed, or keep "
+    "them from the first step on",
     "input": "other data is used here: the same tensors have to be used in the same order at every step",
 }
 
 
-# --- at a miss ----------------------------------------------------------------------------------------------------------------------
+# --- at a miss ------------------------------------------------------------------------------------------------------
 
 _sites: dict[Any, list[int]] = {}  # by line of the cut: misses, hits seen at the last miss
 _warned: dict[Any, int] = {}

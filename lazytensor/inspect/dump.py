@@ -1,4 +1,4 @@
-"""Graphs as text, dot, Python, the backend's own text, or a picture: what would run to make some tensors, with lines."""
+"""Graphs as text, dot, Python, the backend's own text, or a picture: what would run to make some tensors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ FORMATS: dict[str, Callable[[Graph], str]] = {
 }
 
 
-# --- the save-tensors file --------------------------------------------------------------------------------------------------------------
+# --- the save-tensors file ------------------------------------------------------------------------------------------
 
 
 def _save(graph: Graph) -> None:

@@ -1,7 +1,7 @@
 """What a graph will cost, from its structure alone: floating-point operations, bytes and peak memory.
 
-FLOPs are what ``torch.utils.flop_counter`` counts (products and sums of matrix multiplications, convolutions and attention),
-by its own formulas applied to the declared shapes.
+FLOPs are what ``torch.utils.flop_counter`` counts (products and sums of matrix multiplications, convolutions and
+attention), by its own formulas applied to the declared shapes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What happened: every cut, compiled graph and fallback, noted as plain facts while the program runs.
 
-``execute`` calls the ``on_…`` functions; everything else in ``inspect`` reads.  A warm cut appends one tuple of references
-to a list: lines, sizes and prices are worked out when somebody asks.  Nothing here imports ``execute``.
+``execute`` calls the ``on_…`` functions; everything else in ``inspect`` reads.  A warm cut appends one tuple of
+references to a list: lines, sizes and prices are worked out when somebody asks.  Nothing here imports ``execute``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from lazytensor import settings
 from lazytensor.inspect import places
 from lazytensor.trace import source
+from lazytensor.trace.future import settled
 from lazytensor.trace.ir import Value
 
 log = logging.getLogger("lazytensor.diagnostics")
@@ -48,7 +49,6 @@ class Known:
         self.where = where
         self.nodes = len(graph.nodes)
         self.ops = Counter(node.op.name for node in graph.nodes)
-        self.sequence = tuple(node.op.name for node in graph.nodes)
         self.inputs = len(graph.data)
         self.numbers = len(graph.numbers)
         self.outputs = len(graph.outputs)
@@ -81,6 +81,7 @@ class Cut(NamedTuple):
     timing: Any
     step: int
     error: BaseException | None
+    background: bool  # whether the program went on while it ran
 
     @property
     def place(self) -> places.Place:
@@ -96,12 +97,23 @@ class Cut(NamedTuple):
     def seconds(self) -> float:
         """How long the program waited for this cut."""
         timing = self.timing
-        return float(timing.collect + timing.compile + timing.execute + timing.install)
+        return float(timing.collect + timing.compile + timing.install + (0.0 if self.background else timing.execute))
 
     @property
     def explicit(self) -> bool:
         """Whether the program asked for it, and not for a value."""
         return self.cause in EXPLICIT
+
+
+class Wait(NamedTuple):
+    """One read that waited for a cut in the background."""
+
+    cause: str
+    code: CodeType | None
+    instruction: int
+    started: float
+    seconds: float
+    step: int
 
 
 EXPLICIT = frozenset(("sync", "synchronize"))
@@ -138,6 +150,7 @@ class Fallback:
 cuts: list[Any] = []  # Cut fields as plain tuples, the latest last
 graphs: dict[int, Known] = {}
 fallbacks: list[Fallback] = []
+waits: list[Wait] = []
 read_bytes = 0  # from the device to the host
 _numbered = 0
 _last_node = 0  # the newest node that a known graph has
@@ -156,7 +169,7 @@ class Totals:
 folded = Totals()
 
 
-# --- called by execute -------------------------------------------------------------------------------------------------------
+# --- called by execute ----------------------------------------------------------------------------------------------
 
 
 def on_cut(cause: str, computation: Any, hit: bool, started: float, timing: Any, error: BaseException | None) -> None:
@@ -170,10 +183,11 @@ def on_cut(cause: str, computation: Any, hit: bool, started: float, timing: Any,
     known.runs += 1
     if hit:
         known.hits += 1
+    background = timing.execute == 0.0 and error is None  # still running, or about to
     if frame is None:
-        cuts.append((cause, None, 0, known, hit, started, timing, step, error))
+        cuts.append((cause, None, 0, known, hit, started, timing, step, error, background))
     else:
-        cuts.append((cause, frame.f_code, frame.f_lasti, known, hit, started, timing, step, error))
+        cuts.append((cause, frame.f_code, frame.f_lasti, known, hit, started, timing, step, error, background))
     if len(cuts) >= 2 * settings_ledger.value:
         _fold()
     if after_cut is not None:
@@ -211,6 +225,20 @@ def on_fallback(name: str, reason: Any, arguments: Iterable[Any]) -> Fallback:
     return event
 
 
+def wait_for(cause: str, state: Any) -> Any:
+    """The data of a state that a cut in the background is still making, waited for."""
+    if guard is not None and not state.data.run.done.is_set():
+        guard(cause)
+    before = time.perf_counter()
+    data = settled(state)
+    if _diagnostics.value:
+        code, instruction = places.where(source.user_frame(sys._getframe(2)))
+        waits.append(Wait(cause, code, instruction, before, time.perf_counter() - before, step))
+        if len(waits) >= 2 * settings_ledger.value:
+            del waits[: settings_ledger.value]
+    return data
+
+
 def on_step() -> None:
     """``lazytensor.sync()`` was called: a step ends."""
     global step
@@ -233,7 +261,7 @@ def profiled(name: str, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-# --- keeping -------------------------------------------------------------------------------------------------------------------
+# --- keeping --------------------------------------------------------------------------------------------------------
 
 
 def _know(computation: Any, cause: str, where: tuple[CodeType | None, int]) -> Known:
@@ -324,6 +352,7 @@ def reset() -> None:
     global folded, read_bytes, step
     cuts.clear()
     fallbacks.clear()
+    waits.clear()
     read_bytes = step = 0
     folded = Totals()
     for number, known in list(graphs.items()):

@@ -27,6 +27,12 @@ def pending_values() -> list[Value]:
     return [state.value for state in cut.pending() if state.value is not None] + list(storage.effects)
 
 
+def compiled() -> cut.Computation | None:
+    """The computation that a cut would run now, if it is there."""
+    key = (registry.current(), *pending_values(), *(state.number for state in cut.pending()))
+    return cut.computations.get(key)
+
+
 class Group:
     """The nodes of one line, or of one module."""
 
@@ -72,7 +78,7 @@ def explain() -> Report:
     """What is pending and what running it would cost, by line and by module, without running it."""
     values = pending_values()
     graph = Graph(values)
-    known = cut.computations.get((registry.current(), *values))
+    known = compiled()
     return _describe("pending", graph, known is not None, None if known else _why_not(graph), {}, None)
 
 
@@ -80,7 +86,7 @@ def analyze() -> Report:
     """Run everything pending once, op by op on the reference interpreter, and tell how long each line took."""
     values = pending_values()
     graph = Graph(values)
-    known = cut.computations.get((registry.current(), *values))
+    known = compiled()
     why = None if known else _why_not(graph)
     seconds: dict[Node, float] = {}
     started = time.perf_counter()
@@ -207,8 +213,8 @@ def _notes(word: str, graph: Graph, hit: bool, why: blame.Blame | None, data: di
 def repeated(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     """The line at the end of a loop that was recorded again and again since the last cut: a loop that forgot to cut.
 
-    Its mark is that what was recorded last was recorded about as often as anything.  A loop inside of a step (the cells of
-    an RNN, the layers of a model) is followed by other lines.
+    Its mark is that what was recorded last was recorded about as often as anything.  A loop inside of a step (the
+    cells of an RNN, the layers of a model) is followed by other lines.
     """
     counts: Counter[Any] = Counter()
     for node in nodes:
@@ -220,8 +226,8 @@ def repeated(nodes: Sequence[Node]) -> list[dict[str, Any]]:
         if node.line is not None and counts[_kind(node)] >= most * 0.75:
             place = places.of(node.line)
             text = (
-                f"{place} was recorded {counts[_kind(node)]} times since the last cut: if that is a loop over steps, call "
-                f"lt.sync() at the end of each step, after {place}"
+                f"{place} was recorded {counts[_kind(node)]} times since the last cut: if that is a loop over steps, "
+                f"call lt.sync() at the end of each step, after {place}"
             )
             return [{"times": counts[_kind(node)], **places.data(place), "text": text}]
     return []
@@ -231,7 +237,7 @@ def _kind(node: Node) -> Any:
     return node.op.name, places.of(node.line), node.line.module, tuple(v.spec for v in node.outputs if v is not None)
 
 
-# --- why ---------------------------------------------------------------------------------------------------------------------------
+# --- why ------------------------------------------------------------------------------------------------------------
 
 
 def why(tensor: torch.Tensor) -> Report:

@@ -46,13 +46,14 @@ def cut_data(cut: Cut, split: bool) -> dict[str, Any]:
         "install": timing.install,
         "seconds": cut.seconds,
         "split": split,
+        "background": cut.background,
         "failed": None if cut.error is None else f"{type(cut.error).__name__}: {cut.error}",
         "backend": cut.known.backend,
     }
 
 
 def syncs() -> Report:
-    """Every cut by cause and line: how often, how many bytes it made, how long the program waited, how many steps it split."""
+    """Every cut by cause and line: how often, the bytes it made, how long the program waited, which steps it split."""
     cuts = events.all_cuts()
     data = [cut_data(c, s) for c, s in zip(cuts, splits(cuts), strict=True)]
     groups: dict[Any, list[dict[str, Any]]] = {}
@@ -73,6 +74,7 @@ def syncs() -> Report:
         }
         for (reason, file, line), rows in groups.items()
     ]
+    lines += _waits()
     lines.sort(key=lambda r: r["seconds"], reverse=True)
     rows = [
         [
@@ -96,6 +98,29 @@ def syncs() -> Report:
     return Report("lazytensor: sync ledger", notes, [table], {"lines": lines, "cuts": data})
 
 
+def _waits() -> list[dict[str, Any]]:
+    """Reads that waited for a cut in the background, by line: they cut nothing."""
+    groups: dict[Any, list[events.Wait]] = {}
+    for wait in events.waits:
+        groups.setdefault((wait.cause, wait.code, wait.instruction), []).append(wait)
+    return [
+        {
+            "reason": f"waits for {places.reason(*key)}",
+            "cause": key[0],
+            "file": (place := places.place(key[1], key[2])).file,
+            "line": place.line,
+            "text": place.text,
+            "count": 0,
+            "waits": len(rows),
+            "splits": 0,
+            "misses": 0,
+            "bytes": 0,
+            "seconds": sum(w.seconds for w in rows),
+        }
+        for key, rows in groups.items()
+    ]
+
+
 @contextmanager
 def no_sync() -> Iterator[None]:
     """Raise :class:`errors.SyncForbidden` at any line that would cut: a read of a value, or an op that falls back.
@@ -111,7 +136,8 @@ def no_sync() -> Iterator[None]:
         code, instruction = places.where(frame)
         place = places.place(code, instruction)
         raise errors.SyncForbidden(
-            f"{places.reason(cause, code, instruction)} at {place} would run everything pending, inside `with lt.no_sync():`\n"
+            f"{places.reason(cause, code, instruction)} at {place} would run everything pending, inside "
+            "`with lt.no_sync():`\n"
             f"    {place.text}\n"
             "Read the value after the scope, or log it without a cut by lt.observe(name, tensor)."
         )
@@ -123,7 +149,7 @@ def no_sync() -> Iterator[None]:
         events.guard = before
 
 
-# --- fallbacks ----------------------------------------------------------------------------------------------------------------------
+# --- fallbacks ------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1024)
@@ -181,7 +207,7 @@ def fallbacks() -> Report:
     return Report("lazytensor: fallback ledger", [f"{len(events.fallbacks)} operations ran eagerly"], [table], data)
 
 
-# --- history -------------------------------------------------------------------------------------------------------------------------
+# --- history --------------------------------------------------------------------------------------------------------
 
 
 def history() -> Report:
@@ -190,7 +216,7 @@ def history() -> Report:
     steps: dict[int, list[Cut]] = {}
     for cut in cuts:
         steps.setdefault(cut.step, []).append(cut)
-    data = [
+    data: list[dict[str, Any]] = [
         {
             "step": number,
             "graphs": [c.known.name for c in row],

@@ -1,7 +1,8 @@
 """Counters and metrics, under the names that ``torch._lazy`` gives them where it has them.
 
-Nothing is counted per recorded operation.  ``lazy::add`` is how often ``aten::add`` stands in the graphs that ran, times their runs,
-plus what is pending; the samples of ``ExecuteTime`` are the cuts in the ledger.  All of it is worked out when asked for.
+Nothing is counted per recorded operation.  ``lazy::add`` is how often ``aten::add`` stands in the graphs that ran,
+times their runs, plus what is pending; the samples of ``ExecuteTime`` are the cuts in the ledger.  All of it is
+worked out when asked for.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def sample(name: str, value: float) -> None:
     ring.append((time.perf_counter(), value))
 
 
-# --- counters -----------------------------------------------------------------------------------------------------------------------
+# --- counters -------------------------------------------------------------------------------------------------------
 
 
 def _derived() -> Counter[str]:
@@ -128,7 +129,7 @@ def executed_fallback_ops() -> list[str]:
     return sorted(name for name, value in _counters.items() if value and "::" in name and not name.startswith("lazy::"))
 
 
-# --- metrics ------------------------------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------------------------
 
 
 def _samples() -> Iterator[tuple[str, float, float]]:
@@ -189,7 +190,7 @@ def _show(name: str, value: float) -> str:
     return size(value) if kind == "bytes" else f"{value:.2f}"
 
 
-# --- reports ------------------------------------------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------------------------
 
 
 def cache_sizes() -> dict[str, int]:

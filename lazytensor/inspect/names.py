@@ -1,7 +1,7 @@
 """The user's names for data: which variable or parameter a leaf of the graph is.
 
-Looked up on a miss only.  Parameters and buffers are found through the modules that have been called; other tensors through
-the variables of the user's frames, one level of containers deep.
+Looked up on a miss only.  Parameters and buffers are found through the modules that have been called; other tensors
+through the variables of the user's frames, one level of containers deep.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def forget() -> None:
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     """The variables of a frame.
 
-    Before Python 3.13 looking at them makes a copy that lives as long as the frame, and would keep tensors alive that the program
-    has let go.  So it is emptied again.
+    Before Python 3.13 looking at them makes a copy that lives as long as the frame, and would keep tensors alive that
+    the program has let go.  So it is emptied again.
     """
     variables = frame.f_locals
     found = [(n, v) for n, v in variables.items() if not n.startswith("_")]

@@ -11,6 +11,7 @@ import torch
 
 from lazytensor.inspect import events
 from lazytensor.trace import storage
+from lazytensor.trace.future import Future
 
 _closures: list[tuple[Callable[..., Any], tuple[Any, ...], bool]] = []
 _watched: list[tuple[str, torch.Tensor, int]] = []
@@ -20,8 +21,9 @@ _observed: dict[str, list[tuple[int, torch.Tensor]]] = {}
 def add_step_closure(closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False) -> None:
     """Call ``closure(*args)`` after the next ``lt.sync()``, when tensors among the arguments have their values.
 
-    In ``torch._lazy`` this is ``add_step_closure``.  Closures run in the order in which they were added, the asynchronous ones
-    on a thread of their own; an exception in one of those is raised again by the next ``lt.sync()`` that has closures to run.
+    In ``torch._lazy`` this is ``add_step_closure``.  Closures run in the order in which they were added, the
+    asynchronous ones on a thread of their own; an exception in one of those is raised again by the next ``lt.sync()``
+    that has closures to run.
     """
     _closures.append((closure, tuple(args), run_async))
 
@@ -50,20 +52,24 @@ def observed(name: str | None = None) -> Any:
 
     Values whose step was not cut yet are not there yet.
     """
-    _collect()
+    _collect(wait=True)
     if name is None:
         return {k: list(v) for k, v in _observed.items()}
     return list(_observed.get(name, ()))
 
 
-def _collect() -> None:
-    """Take the values that a cut has made since."""
+def _under_way(data: Any) -> bool:
+    return data.__class__ is Future and not data.run.done.is_set()
+
+
+def _collect(wait: bool) -> None:
+    """Take the values that a cut has made since; wait for those of a cut that still runs, or take them later."""
     from lazytensor.execute.fallback import data_of
 
     waiting = []
     for name, tensor, step in _watched:
         state = storage.state_of(tensor)
-        if state.value is not None and not state.value.leaf:
+        if (state.value is not None and not state.value.leaf) or (not wait and _under_way(state.data)):
             waiting.append((name, tensor, step))
         else:
             _observed.setdefault(name, []).append((step, data_of(tensor, "observe").clone()))
@@ -73,7 +79,7 @@ def _collect() -> None:
 def after_sync() -> None:
     """What follows ``lt.sync()``: observed values are taken, then closures run."""
     if _watched:
-        _collect()
+        _collect(wait=False)
     if not _closures:
         return
     todo, _closures[:] = list(_closures), []

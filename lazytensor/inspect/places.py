@@ -1,7 +1,7 @@
 """Places in the user's program: from a code object and an instruction to file, line, the expression's text, and back.
 
-Noting a code object and the number of an instruction costs nothing.  Python keeps the exact columns of each instruction, so
-the expression that read a value (``loss.item()``) can be shown later.
+Noting a code object and the number of an instruction costs nothing.  Python keeps the exact columns of each
+instruction, so the expression that read a value (``loss.item()``) can be shown later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports that print: one description of titles, tables and notes, shown as plain text, by rich, or as HTML in a notebook."""
+"""Reports that print: titles, notes and tables, shown as plain text, by rich, or as HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Table:
             for row in self.rows
         )
         more = f"<p>… and {self.more} more</p>" if self.more else ""
-        return f"<p><b>{escape(self.title)}</b></p><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}"
+        head = f"<p><b>{escape(self.title)}</b></p><table><thead><tr>{heads}</tr></thead>"
+        return f"{head}<tbody>{rows}</tbody></table>{more}"
 
 
 class Report:

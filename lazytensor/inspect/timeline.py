@@ -18,6 +18,9 @@ def spans() -> list[dict[str, Any]]:
         if before is not None and cut.started > before:
             found.append({"kind": "record", "start": before, "seconds": cut.started - before, "step": cut.step})
         timing, at = cut.timing, cut.started
+        order = ("collect", "compile", "execute", "install")
+        if cut.background:  # the results were promised before they were there
+            order = ("collect", "compile", "install", "execute")
         common = {
             "step": cut.step,
             "graph": cut.known.name,
@@ -25,12 +28,12 @@ def spans() -> list[dict[str, Any]]:
             "place": str(cut.place),
             "hit": cut.hit,
         }
-        for kind in ("collect", "compile", "execute", "install"):
+        for kind in order:
             seconds = getattr(timing, kind)
             if seconds:
                 found.append({"kind": kind, "start": at, "seconds": seconds, **common})
             at += seconds
-        before = at
+        before = cut.started + cut.seconds
     for event in events.fallbacks:
         found.append(
             {

@@ -71,7 +71,8 @@ def _nans(tensor: Any) -> int:
 
 def _from_data(leaf: Value, tensor: torch.Tensor) -> errors.NotANumber:
     return errors.NotANumber(
-        f"{names.of_leaf(leaf)} ({leaf.spec}) already had {_nans(tensor)} NaN of {tensor.numel()} values when the graph began"
+        f"{names.of_leaf(leaf)} ({leaf.spec}) already had {_nans(tensor)} NaN of {tensor.numel()} values when the "
+        "graph began"
     )
 
 
@@ -79,7 +80,8 @@ def _made(node: Node, value: Value, inputs: dict[Value, Any], result: torch.Tens
     place = places.of(node.line)
     module = f" in {node.line.module}" if node.line is not None and node.line.module else ""
     lines = [
-        f"{node.op.name} at {place}{module} made the first NaN: {_nans(result)} of {result.numel()} values of {value.spec}",
+        f"{node.op.name} at {place}{module} made the first NaN: {_nans(result)} of {result.numel()} values of "
+        f"{value.spec}",
         f"    {place.text}",
         f"    {node!r}",
         *(f"    {names.of_leaf(v) if v.leaf else v.name}: {v.spec} {_summary(t)}" for v, t in inputs.items()),
@@ -120,8 +122,8 @@ def instead(program: Callable[[Any], Any]) -> Iterator[None]:
 def detect_nan() -> Iterator[None]:
     """Raise :class:`errors.NotANumber` for the first operation that makes a NaN, with its line and its inputs.
 
-    Graphs run op by op on the reference interpreter inside the scope, so it is slow.  What is still pending at the end of the
-    scope is run there.
+    Graphs run op by op on the reference interpreter inside the scope, so it is slow.  What is still pending at the
+    end of the scope is run there.
     """
 
     def run(graph: Any) -> Any:

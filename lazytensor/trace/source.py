@@ -1,8 +1,8 @@
 """Which line of the user's program made a node, in which module, and for backward: which forward line it belongs to.
 
-Asked for on a miss only.  Frames of PyTorch, of lazytensor and of the standard library are skipped by rule: the line is the
-innermost frame that belongs to neither.  The module path (``model.blocks.3.attn``) comes from the ``nn.Module`` calls on the
-stack.
+Asked for on a miss only.  Frames of PyTorch, of lazytensor and of the standard library are skipped by rule: the line
+is the innermost frame that belongs to neither.  The module path (``model.blocks.3.attn``) comes from the
+``nn.Module`` calls on the stack.
 
 In backward the user's frame is the ``backward()`` call, which says little.  The forward line is found in this order:
 
@@ -86,7 +86,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-# --- modules ----------------------------------------------------------------------------------------------------------------
+# --- modules --------------------------------------------------------------------------------------------------------
 
 _CALL = torch.nn.Module._call_impl.__code__  # type: ignore[attr-defined]
 # For each outermost module seen: its name and the path of each module in it.
@@ -118,8 +118,8 @@ def module_path(frame: FrameType | None) -> str | None:
 
 
 def _self(frame: FrameType) -> torch.nn.Module:
-    # Reading the locals of a frame keeps them alive as long as the frame: harmless here, where PyTorch's own frame holds
-    # the module and its arguments anyway, and the reason why no frame of the user is read like this.
+    # Reading the locals of a frame keeps them alive as long as the frame: harmless here, where PyTorch's own frame
+    # holds the module and its arguments anyway, and the reason why no frame of the user is read like this.
     return frame.f_locals["self"]  # type: ignore[no-any-return]
 
 
@@ -133,10 +133,11 @@ def _name(module: torch.nn.Module, frame: FrameType) -> str:
     return type(module).__name__
 
 
-# --- forward lines for backward ------------------------------------------------------------------------------------------------
+# --- forward lines for backward -------------------------------------------------------------------------------------
 
-# By autograd sequence number: what was new right after that autograd node was made, and where.  The node of an op is made just
-# before its kernel runs, so the first entry under a number is usually the op itself; the name tells for sure.
+# By autograd sequence number: what was new right after that autograd node was made, and where.  The node of an op is
+# made just before its kernel runs, so the first entry under a number is usually the op itself; the name tells for
+# sure.
 _forward: dict[int, list[tuple[str, Line]]] = {}
 _next_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node = torch._C._current_autograd_node  # type: ignore[attr-defined]
