@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lazytensor import errors, settings
-from lazytensor.trace import shapes, source
+from lazytensor.trace import checks, shapes, source
 from lazytensor.trace.ir import Node, Op, Spec, Value, flatten, make_node, spec_of, values_in
 from lazytensor.trace.storage import CPU_SCALAR, make, make_view
 
@@ -80,6 +80,7 @@ def intern(op: Op, args: tuple[Any, ...]) -> Any:
 def _build(op: Op, args: tuple[Any, ...]) -> Any:
     device = _common_device(args)
     result = shapes.infer(op, args)
+    checks.ask_cpu(op, args)
     specs: list[Spec | None] = []
     layout = _structure(result, device, specs)
     if op.name in recordings:
