@@ -13,6 +13,7 @@ from lazytensor.backend.interface import Backend
 from lazytensor.backend.lowering import IrBuilder, LoweringContext, define_op
 from lazytensor.backend.registry import backends, register_backend, set_backend
 from lazytensor.backend.registry import current as current_backend
+from lazytensor.codegen.custom import register_op
 from lazytensor.execute import cut as _cut
 from lazytensor.inspect import events as _events
 from lazytensor.inspect import metrics, testing
@@ -105,6 +106,7 @@ __all__ = [
     "observe",
     "observed",
     "register_backend",
+    "register_op",
     "report",
     "seed",
     "set_backend",
