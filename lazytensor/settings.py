@@ -88,6 +88,9 @@ _ALL: dict[str, Setting[Any]] = {
         "text", "LTC_SAVE_TENSORS_FMT", "The format of that file: text, dot, python or backend."
     ),
     "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
+    "without_passes": Setting(
+        "", "LAZYTENSOR_WITHOUT_PASSES", "Clean-up passes to leave out, separated by commas: copies, casts, views."
+    ),
     "run_in_background": Setting(
         True, "LAZYTENSOR_RUN_IN_BACKGROUND", "Let a cut run while the next step is recorded, where the backend allows it."
     ),

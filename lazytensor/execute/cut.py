@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lazytensor import settings
-from lazytensor.backend import memory, registry
+from lazytensor.backend import memory, passes, registry
 from lazytensor.backend.contract import Failure
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
@@ -163,7 +163,7 @@ def _graph(values: list[ir.Value], replaced: list[int | None]) -> Graph:
         at = None if leaf is None else position.get(leaf)
         if at is not None and graph.data[at].spec is values[number].spec:
             graph.replaces[number] = at
-    return graph
+    return passes.clean(graph)
 
 
 def _now(data: Any) -> Any:
