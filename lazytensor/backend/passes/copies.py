@@ -6,10 +6,19 @@ longer waits for what is overwritten.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from lazytensor.trace.ir import Node, Value
 from lazytensor.trace.record import op
+
+
+class Instead(NamedTuple):
+    """What to use in place of a node's result, and the nodes that make it."""
+
+    made: list[Node]
+    value: Value
 
 
 def stands_for(value: Value, result: Value) -> bool:
@@ -17,7 +26,7 @@ def stands_for(value: Value, result: Value) -> bool:
     return value.spec is result.spec and not value.node.op.view
 
 
-def rule(node: Node) -> Value | None:
+def rule(node: Node) -> Value | Instead | None:
     """``clone`` and ``copy``."""
     result = node.outputs[0]
     assert result is not None
@@ -39,9 +48,8 @@ def rule(node: Node) -> Value | None:
         (geometry.size, geometry.stride, geometry.dtype, None, torch.device("ltc", max(geometry.device, 0)), None),
         node.line,
     )
-    layout.seq = node.seq
     layout.outputs = (Value(layout, 0, geometry),)
     copy = Node(node.op, (layout.outputs[0], *node.args[1:]), node.line)
-    copy.seq = node.seq
-    copy.outputs = (Value(copy, 0, geometry),)
-    return copy.outputs[0]
+    value = Value(copy, 0, geometry)
+    copy.outputs = (value,)
+    return Instead([layout, copy], value)
