@@ -62,9 +62,8 @@ class Target:
     backend: str = "reference"
     gradients: bool = True
     rule: Rule = field(default_factory=Rule)
-    reset: Callable[[], None] = lambda: None
     settle: Callable[[], None] = lambda: None  # after an error: nothing may be left pending
-    fallbacks: Callable[[], tuple[str, ...]] = tuple
+    fallbacks: Callable[[], dict[str, int]] = dict  # how often each overload fell back so far
 
 
 def ltc(backend: str = "reference") -> Target:
@@ -74,15 +73,15 @@ def ltc(backend: str = "reference") -> Target:
     if backend != lt.settings.backend:
         lt.set_backend(backend)
 
-    def counted() -> tuple[str, ...]:
-        return tuple(name for name in lt.metrics.counter_names() if name.startswith("aten::"))
-
     def settle() -> None:
-        gc.collect()
-        with suppress(Exception):
+        try:
             lt.sync()
+        except Exception:  # something still holds the tensors of the failed sample
+            gc.collect()
+            with suppress(Exception):
+                lt.sync()
 
-    return Target("ltc", backend, True, Rule(exact=backend == "reference"), lt.metrics.reset, settle, counted)
+    return Target("ltc", backend, True, Rule(exact=backend == "reference"), settle, lt.metrics.fallbacks)
 
 
 def avoidable(outcome: Outcome) -> set[str]:
@@ -206,10 +205,10 @@ def _inplace(inplace: Callable[..., Any]) -> Callable[..., Any]:
 def _out(op: Any) -> Callable[..., Any]:
     def run(target: Target, move: Transplant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad():
-            torch.manual_seed(SEED)
+            torch.default_generator.manual_seed(SEED)
             shaped = op(*args, **kwargs)
             out = tree_map(lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t, shaped)
-            torch.manual_seed(SEED)
+            torch.default_generator.manual_seed(SEED)
             result = op(*args, **kwargs, out=out)
         return tuple(tree_leaves(out)), all(a is b for a, b in zip(tree_leaves(result), tree_leaves(out), strict=True))
 
@@ -234,7 +233,7 @@ def _run(run: Callable[..., Any], sample: Any, target: Target, device: str, op: 
                 args, kwargs = (move(sample.input), *sample.args), sample.kwargs
             else:
                 args, kwargs = move.call((sample.input, *sample.args), sample.kwargs)
-            torch.manual_seed(SEED)
+            torch.default_generator.manual_seed(SEED)
             ran.result = run(target, move, args, kwargs)
             if device != "cpu":
                 tree_map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, ran.result)
@@ -246,9 +245,9 @@ def _run(run: Callable[..., Any], sample: Any, target: Target, device: str, op: 
 
 def _check(outcome: Outcome, run: Callable[..., Any], sample: Any, target: Target, op: Any) -> Outcome:
     cpu = _run(run, sample, target, "cpu", op)
-    target.reset()
+    before = target.fallbacks()
     found = _run(run, sample, target, target.device, op)
-    fallbacks = target.fallbacks()
+    fallbacks = tuple(name for name, count in target.fallbacks().items() if count != before.get(name, 0))
     if found.error is not None:
         target.settle()
     status, detail = _judge(cpu, found, target, op)
@@ -306,7 +305,7 @@ def _seeded() -> Iterator[None]:
         pass
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(SEED)
+        torch.default_generator.manual_seed(SEED)
         random.seed(SEED)
         if numpy is not None:
             numpy.random.seed(SEED)

@@ -112,6 +112,11 @@ def _all_counters() -> dict[str, int]:
     return {name: value for name, value in sorted(found.items()) if value > 0}
 
 
+def fallbacks() -> dict[str, int]:
+    """The counters ``aten::…``, how often each overload fell back, without working out the others."""
+    return {name: n for name, n in _counters.items() if n and name.startswith("aten::")}
+
+
 def counter_names() -> list[str]:
     """The counters that are not zero."""
     return list(_all_counters())
