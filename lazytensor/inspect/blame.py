@@ -11,7 +11,7 @@ import itertools
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -150,7 +150,7 @@ def nearest(graph: Any, where: Any = None, before: int | None = None) -> Known |
 
 
 def _likeness(one: Counter[str], other: Counter[str]) -> float:
-    """How much of two graphs is the same kind of operation.  Their order says little: what was recorded again is older."""
+    """How much of two graphs is the same kind of operation.  Their order says little: what hit is older."""
     return (one & other).total() / max(one.total(), other.total(), 1)
 
 
@@ -373,6 +373,13 @@ _ADVICE = {
 
 _sites: dict[Any, list[int]] = {}  # by line of the cut: misses, hits seen at the last miss
 _warned: dict[Any, int] = {}
+
+
+def reset() -> None:
+    """Forget what was learnt about sizes and lines."""
+    _sizes.clear()
+    _sites.clear()
+    _warned.clear()
 
 
 def of(known: Known) -> Blame:

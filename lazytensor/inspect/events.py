@@ -355,11 +355,11 @@ def reset() -> None:
     waits.clear()
     read_bytes = step = 0
     folded = Totals()
-    for number, known in list(graphs.items()):
-        known.runs = known.hits = 0
-        known.fresh.clear()
-        if known.computation() is None:
-            del graphs[number]
+    for known in graphs.values():
+        computation = known.computation()
+        if computation is not None:
+            computation.info = None
+    graphs.clear()
 
 
 def _bytes(arguments: Iterable[Any]) -> int:

@@ -7,6 +7,7 @@ through the variables of the user's frames, one level of containers deep.
 from __future__ import annotations
 
 import inspect
+import sys
 from types import FrameType
 from typing import Any
 
@@ -43,11 +44,15 @@ def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     """The variables of a frame.
 
     Before Python 3.13 looking at them makes a copy that lives as long as the frame, and would keep tensors alive that
-    the program has let go.  So it is emptied again.
+    the program has let go.  So it is emptied again; but not under a debugger, which writes that copy back into the
+    variables: there nothing is looked at.
     """
+    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if optimized and (sys.gettrace() is not None or sys.getprofile() is not None):
+        return []
     variables = frame.f_locals
     found = [(n, v) for n, v in variables.items() if not n.startswith("_")]
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict:
+    if optimized and type(variables) is dict:
         variables.clear()
     return found
 

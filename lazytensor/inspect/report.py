@@ -1,4 +1,4 @@
-"""The report: everything that is known of a run as one JSON document, and as one page that needs no server and no network."""
+"""The report: everything that is known of a run, as one JSON document and as one page without server or network."""
 
 from __future__ import annotations
 

@@ -181,7 +181,11 @@ def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
 
     values = list(values_in(args))
     saved = [v for v in values if not v.leaf and v.node.line is not None and v.node.line.forward is None]
-    found = next((v.node.line for v in saved if _plain(v.node.op.name).startswith(wanted)), None)
+    # The first gradient is made from the loss (``ones_like``), so what values were made from counts as well.
+    near = [*saved, *(v for value in values if not value.leaf for v in value.node.inputs if not v.leaf)]
+    found = next((v.node.line for v in near if _plain(v.node.op.name).startswith(wanted)), None)
+    if found is not None and found.forward is not None:
+        found = None
     found = found or _user_of([v for v in values if v.leaf or v in saved], wanted)
     if found is not None:  # the other ops of the same autograd node have no saved value among their arguments
         _forward.setdefault(node._sequence_nr(), []).append((wanted, found))
