@@ -15,6 +15,7 @@ from lazytensor.backend.registry import backends, register_backend, set_backend
 from lazytensor.backend.registry import current as current_backend
 from lazytensor.codegen.custom import register_op
 from lazytensor.execute import cut as _cut
+from lazytensor.execute.stepfile import load_step, save_step
 from lazytensor.inspect import events as _events
 from lazytensor.inspect import metrics, testing
 from lazytensor.inspect import observers as _observers
@@ -100,6 +101,7 @@ __all__ = [
     "explain",
     "fallbacks",
     "history",
+    "load_step",
     "mark_step",
     "metrics",
     "no_sync",
@@ -108,6 +110,7 @@ __all__ = [
     "register_backend",
     "register_op",
     "report",
+    "save_step",
     "seed",
     "set_backend",
     "sync",

@@ -83,6 +83,13 @@ def mixed_devices(other: torch.device, mine: str = "ltc:0") -> RuntimeError:
     )
 
 
+class BadStepFile(LazyTensorError):
+    """Raised when a file is not a step that ``lazytensor.save_step`` wrote, or is damaged."""
+
+    def __init__(self, path: str, problem: Exception) -> None:
+        super().__init__(f"{path} is not a step that can be loaded: {problem}. Save it again with lazytensor.save_step.")
+
+
 class NotANumber(LazyTensorError):
     """Raised inside ``with lazytensor.detect_nan():`` for the first operation that made a NaN."""
 

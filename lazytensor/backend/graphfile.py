@@ -32,6 +32,9 @@ _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isi
 _NAMES = {repr(v): v for v in vars(torch).values() if isinstance(v, torch.memory_format | torch.layout)}
 
 
+_TOUCHES_THE_WORLD = frozenset(("aten::from_file", "aten::_print"))  # ops that a graph never has, and a file must not
+
+
 class BadGraphFile(ValueError):
     """Raised when a text is not a graph in this form."""
 
@@ -133,6 +136,8 @@ def _read_node(entry: Any, table: list[Any]) -> Node:
     if torch._C._get_schema(name.partition(".")[0], overload) is None or not stem:
         raise BadGraphFile(f"there is no op {name!r}")
     known = _known_op(name)
+    if known.overload._schema.is_mutable or name in _TOUCHES_THE_WORLD:
+        raise BadGraphFile(f"{name} does more than compute results")
     node = Node(known, tuple(_read_argument(a, table) for a in entry["args"]))
     if len(node.args) != len([a for a in known.overload._schema.arguments if not a.is_out]):
         raise BadGraphFile(f"{name} takes other arguments")
