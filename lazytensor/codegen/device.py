@@ -49,17 +49,31 @@ def folder() -> Path:
 def load(locked: bool = False) -> ModuleType:
     """The module of generated kernels; generated first, if this torch has not been seen before."""
     name = "kernels_locked" if locked else "kernels"
+    path = _found(name)
+    module = ModuleType(f"lazytensor._{name}")
+    module.__file__ = str(path)
+    exec(_compiled(path), module.__dict__)
+    return module
+
+
+def locked_codes() -> dict[str, CodeType]:
+    """The code of every locked kernel by its function's name.
+
+    Their module is not run: the code is for the functions of the other module, which keep their tables.
+    """
+    return {c.co_name: c for c in _compiled(_found("kernels_locked")).co_consts if isinstance(c, CodeType)}
+
+
+def _found(name: str) -> Path:
+    """The file of a kernel module; generated first, if this torch has not been seen before."""
     path = folder() / f"{name}.py"
     fault = _fault(path)
     if fault is not None:
         if fault:
             log.warning("lazytensor: %s %s; generating it again", path, fault)
         path = generate(path.parent) / path.name
-    module = ModuleType(f"lazytensor._{name}")
-    module.__file__ = str(path)
-    exec(_compiled(path), module.__dict__)
     source.skip(str(path))
-    return module
+    return path
 
 
 def _compiled(path: Path) -> CodeType:

@@ -27,17 +27,19 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_storage=True, for_packed_sequence=False
     )
-    from lazytensor.device import patches, serialization
+    from lazytensor.device import patches, serialization, threads
     from lazytensor.device.composites import ANSWERS, COMPOSITES
     from lazytensor.device.kernels import KERNELS
 
     library = torch.library.Library("aten", "IMPL")
+    generated_kernels = generated.load().kernels
     tables = {
-        "PrivateUse1": {**generated.load().kernels, **KERNELS, **ANSWERS},
+        "PrivateUse1": {**generated_kernels, **KERNELS, **ANSWERS},
         "AutogradPrivateUse1": COMPOSITES,
     }
     for key, kernels in tables.items():
         for name, kernel in kernels.items():
             library.m.impl("aten::" + name, key, kernel, False)
+    threads.watch(library, generated_kernels, {**KERNELS, **ANSWERS})
     serialization.register()
     patches.apply()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -14,11 +13,10 @@ from lazytensor.execute import fallback as fallbacks
 from lazytensor.trace import record, shapes, storage
 from lazytensor.trace.ir import Value
 from lazytensor.trace.record import Mutation, wrap
-from lazytensor.trace.storage import State, dead, live, ref, state_of, write
+from lazytensor.trace.storage import State, dead, live, lock, ref, state_of, write
 
 NUMBERS = frozenset((float, int, bool, complex))
 NEW = object()  # a mutating op that returns new tensors
-lock = threading.RLock()
 
 
 def this_device(device: torch.device | None) -> torch.device:

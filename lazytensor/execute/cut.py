@@ -76,6 +76,11 @@ def pending() -> list[State]:
 
 def cut(cause: str = "sync", wait: bool = False) -> None:
     """Run everything pending: in the background, if the backend in force allows it and nobody waits."""
+    with storage.lock:
+        _run_pending(cause, wait)
+
+
+def _run_pending(cause: str, wait: bool) -> None:
     global hits, misses, last
     report_failures()
     started = time.perf_counter()

@@ -23,6 +23,7 @@ The base value of a storage always has the geometry ``state.spec``, with offset 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -113,6 +114,9 @@ leaf_states: list[weakref.ref[State]] = []  # whose data it was
 effects: list[Value] = []  # values that must run although no tensor holds them
 
 uploaded = [0, 0]  # pieces of data given to the device, and their bytes
+
+# Held while a kernel records, once the program has a second thread (lazytensor.device.threads), and during every cut.
+lock = threading.RLock()
 
 dead = live.pop
 ref = weakref.ref
