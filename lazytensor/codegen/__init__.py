@@ -30,6 +30,4 @@ def run(
     """
     from .package import run  # torchgen and yaml are needed when generating, not when importing lazytensor
 
-    return run(
-        source_yaml, output_dir, dry_run, impl_path, shape_inference, node_base, backend_name, gen_ts_lowerings
-    )
+    return run(source_yaml, output_dir, dry_run, impl_path, shape_inference, node_base, backend_name, gen_ts_lowerings)

@@ -8,8 +8,8 @@ The file a backend has for the C++ system loads unchanged. Python adds:
 * `exclude`, a mapping from operator or pattern to the reason why the backend does not take it. It beats an equally
   narrow entry.
 * Options: an entry may be `{op: add.Tensor, properties: [...], shape: my_shape_fn, structure: [alpha]}`; `structure`
-  names the numbers that are part of a node, and `deterministic: true` is said of an operator that torch calls random but
-  that draws nothing.
+  names the numbers that are part of a node, and `deterministic: true` is said of an operator that torch calls random
+  but that draws nothing.
 
 An operator of a user's library is named with its namespace, `mylib::op`; the library has to be loaded already.
 
@@ -198,7 +198,9 @@ class _Reader(Document):
     def with_options(self, section: str, item: Node) -> tuple[str, OpOptions]:
         keys = self.fields(item, ("op", "properties", "shape", "structure", "deterministic"))
         if section not in ("full_codegen", "ir_gen"):
-            self.error(line_of(item), f'an operator under "{section}" has no options, since nothing is generated for it')
+            self.error(
+                line_of(item), f'an operator under "{section}" has no options, since nothing is generated for it'
+            )
         shape = self.text(keys, "shape")
         if not all(part.isidentifier() for part in shape.split(".") if shape):
             self.error(line_of(keys["shape"]), f'"shape" must name a Python function, not {shape}')

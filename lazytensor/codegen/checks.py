@@ -32,12 +32,9 @@ def kernel_problems(
 ) -> list[Problem]:
     """What is wrong with the file of kernels; with a plan, what its nodes leave to be written by hand counts too."""
     impl = os.fspath(impl_path)
-    try:
-        body = ast.parse(Path(impl).read_text(encoding="utf-8"), impl).body
-    except (OSError, UnicodeDecodeError) as error:
-        return [Problem(impl, None, f"the file of kernels cannot be read: {error}")]
-    except SyntaxError as error:
-        return [Problem(impl, error.lineno, f"the file of kernels is not Python: {error.msg}")]
+    body = statements(impl, "kernels")
+    if isinstance(body, Problem):
+        return [body]
     body += [s for c in body if isinstance(c, ast.ClassDef) and c.name == parsed.class_name for s in c.body]
     found = Counter(bound_names(body))
     natives = load_native_functions()
@@ -59,6 +56,25 @@ def kernel_problems(
                 line = parsed.lines.get(node.schema.name)
                 errors.append(Problem(parsed.file, line, text, None if found[name] else nearest(name, found)))
     return errors
+
+
+def statements(path: str, what: str) -> list[ast.stmt] | Problem:
+    """The statements of a Python file, or what keeps it from being read."""
+    try:
+        return ast.parse(Path(path).read_text(encoding="utf-8"), path).body
+    except (OSError, UnicodeDecodeError) as error:
+        return Problem(path, None, f"the file of {what} cannot be read: {error}")
+    except SyntaxError as error:
+        return Problem(path, error.lineno, f"the file of {what} is not Python: {error.msg}")
+
+
+def file_problems(
+    impl_path: str | os.PathLike[str] | None, shape_inference: str | os.PathLike[str] | None
+) -> list[Problem]:
+    """What keeps the files written by hand from being read."""
+    files = {"kernels": impl_path, "shape functions": shape_inference}
+    read = [statements(os.fspath(path), what) for what, path in files.items() if path is not None]
+    return [problem for problem in read if isinstance(problem, Problem)]
 
 
 def bound_names(body: Iterable[ast.stmt]) -> list[str]:

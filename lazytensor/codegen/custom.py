@@ -1,7 +1,7 @@
 """Custom ops: an op of a user's `torch.library` becomes lazy.
 
-With a fake (meta) kernel, which is its shape rule, the op is recorded like any other, and backends call the user's CPU kernel
-when the graph runs.  Without one it falls back, and the log says why.  Autograd is untouched: what
+With a fake (meta) kernel, which is its shape rule, the op is recorded like any other, and backends call the user's CPU
+kernel when the graph runs.  Without one it falls back, and the log says why.  Autograd is untouched: what
 `torch.library.register_autograd` registered runs above, and its backward is recorded too.
 """
 
@@ -33,9 +33,13 @@ def register_op(op: Any) -> None:
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             continue  # taken apart above, into ops that are recorded
         kernel = _kernel(overload)
-        library = _libraries.setdefault(overload.namespace, torch.library.Library(overload.namespace, "IMPL"))
+        library = _libraries.setdefault(overload.namespace, _library(overload.namespace))
         library.m.impl(name, "PrivateUse1", kernel, False)
         _registered.add(name)
+
+
+def _library(namespace: str) -> Any:
+    return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
 
 
 def has_shape_rule(name: str) -> bool:
@@ -86,7 +90,7 @@ def _overloads(op: Any) -> list[Any]:
     if isinstance(op, torch._ops.OpOverload):
         return [_checked(op)]
     if isinstance(op, torch._ops.OpOverloadPacket):
-        return [_checked(getattr(op, overload)) for overload in op.overloads()]
+        return [_checked(getattr(op, overload)) for overload in op.overloads()]  # type: ignore[no-untyped-call]
     if not isinstance(op, str):
         raise TypeError(f"register_op takes the name of an op, such as mylib::op, or the op itself, not {op!r}")
     known = [name for name in torch._C._dispatch_get_all_op_names() if not name.startswith("aten::")]

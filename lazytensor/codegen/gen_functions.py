@@ -1,6 +1,7 @@
 """Native functions: the kernels of a backend's `full_codegen` ops (`<Key>NativeFunctions.cpp`).
 
-What comes out for `add.Tensor` is the device's own kernel (:mod:`lazytensor.codegen.kernels`) with what C++ has before it::
+What comes out for `add.Tensor` is the device's own kernel (:mod:`lazytensor.codegen.kernels`), and before it what C++
+has there::
 
     add_Tensor_op = nodes.AddTensor.op
 
@@ -8,11 +9,12 @@ What comes out for `add.Tensor` is the device's own kernel (:mod:`lazytensor.cod
         '''add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor'''
         if add_Tensor_op.name in forced:                  # the forced-fallback check
             return fallback(add_Tensor_op, (self, other), {"alpha": alpha}, "it is forced")
-        count("lazy::add")                                # the counter
-        ...                                               # operands; reuse, or shape inference and a new node; the result
+        count("my_backend.add_Tensor")                    # the counter
+        ...                                               # operands; reuse, or shape inference and a node; result
 
-In-place and out= forms write the value of the functional node (`SetInPlaceIrValue`), views alias their base, and tuples and
-lists of tensors come back as such.  Both run on the same runtime, so a backend's kernels and the device's mix in one trace.
+In-place and out= forms write the value of the functional node (`SetInPlaceIrValue`), views alias their base, and tuples
+and lists of tensors come back as such.  Both run on the same runtime, so a backend's kernels and the device's mix in
+one trace.  (`lazy::add`, the counter of C++, is counted for all nodes when a graph runs; a kernel counts its calls.)
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class GenLazyNativeFuncDefinition(Writer):
         outs = len(function.func.arguments.out)
         functional = f"{home}.{node.class_name}.op.name"
         made = wrapped(f'{ident}_op = Mutation("{qualified(name)}", {functional}, {written}, {outs})')
-        return "\n".join([*made, f"{ident}_table = {ident}_op.table"][: 1 if kind == "out" and len(made) == 1 else None])
+        table = [] if kind == "out" else [f"{ident}_table = {ident}_op.table"]
+        return "\n".join([*made, *table])
 
     def _prologue(self, function: NativeFunction) -> list[str]:
         schema = function.func
@@ -84,7 +87,7 @@ class GenLazyNativeFuncDefinition(Writer):
             by_name = ", ".join(f'"{a.name}": {safe(a.name)}' for a in arguments if runtime[a.name].kwarg_only)
             passed = f"{by_position}, {{{by_name}}}"
         call = wrapped(f'return fallback({ident}_op, {passed}, "it is forced")', 2)
-        return [f"if {ident}_op.name in forced:", *indented(call), f'count("lazy::{schema.name.name}")']
+        return [f"if {ident}_op.name in forced:", *indented(call), f'count("{self.plan.counter(str(schema.name))}")']
 
     def _missed(self, function: NativeFunction, call: str) -> list[str]:
         name = str(function.func.name)
@@ -108,7 +111,7 @@ class GenLazyNativeFuncDefinition(Writer):
 
 def non_native_function(node: NodePlan) -> NativeFunction | None:
     """A backend's own op as if torch's YAML had it; None for one that no kernel can be called for."""
-    entry = {"func": str(node.schema.func), "dispatch": {"CompositeExplicitAutograd": "by_hand"}}
+    entry: dict[str, object] = {"func": str(node.schema.func), "dispatch": {"CompositeExplicitAutograd": "by_hand"}}
     if "Tensor" not in str(node.schema.func.arguments) and "Device" not in str(node.schema.func.arguments):
         return None
     function, _ = NativeFunction.from_yaml(entry, Location(node.target, 0), set())
@@ -136,4 +139,3 @@ def native_functions_module(plan: Plan, yaml: str) -> str:
     body += ["}"]
     doc = f"The kernels of {plan.backend_name}: each records its op on ltc (`{plan.parsed.class_name}.cpp`)."
     return module(doc, body, yaml, [("nodes", "."), ("non_native", ".")])
-

@@ -22,6 +22,7 @@ What comes out for `add.Tensor`::
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,7 +184,7 @@ def node_fields(plan: NodePlan) -> list[Field]:
         lifted = number and not structure
         found.append(Field(name, _type(argument.type, lifted), default, argument, info.kwarg_only, lifted, structure))
     # Python wants what has no default first.
-    if any(a.default and not b.default for a, b in zip(found, found[1:], strict=False)):
+    if any(a.default and not b.default for a, b in itertools.pairwise(found)):
         found = [Field(**{**f.__dict__, "default": None}) for f in found]
     return found
 
@@ -227,4 +228,3 @@ def non_native_module(plan: Plan, generator: GenLazyIR, yaml: str) -> str:
         body += ["", "", *generator.write(node)]
     doc = f"The nodes of {plan.backend_name} that ATen has no op for (`LazyNonNativeIr.h`)."
     return module(doc, body, yaml, [("handwritten", ".")], generator.base_import)
-

@@ -1,7 +1,7 @@
 """Registration: the backend's kernels for its key and for its autograd key, deferred until asked (`Register<Key>.cpp`).
 
-What comes out is a class with every kernel as a static method (`<Key>NativeFunctions.h`), and `register()`, which puts them in
-force on ltc, generated and hand-written ones alike.  Importing the package registers nothing.
+What comes out is a class with every kernel as a static method (`<Key>NativeFunctions.h`), and `register()`, which puts
+them in force on ltc, generated and hand-written ones alike.  Importing the package registers nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def registration_module(plan: Plan, yaml: str, shapes: dict[str, str]) -> str:
     body += ['    """Give the ops back to the device\'s own kernels."""', "    registration.unregister()"]
     doc = f"Registration of {plan.backend_name}, deferred until `register()` is called."
     if key != "PrivateUse1":
-        doc += f"\n\nThe YAML's key is {key}. Tensors live on ltc, so the kernels are registered for ltc's key, PrivateUse1."
+        doc += (
+            f"\n\nThe YAML's key is {key}. Tensors live on ltc, so the kernels are registered for its key, PrivateUse1."
+        )
     return module(doc, body, yaml, [("native_functions", "."), ("handwritten", ".")])
 
 

@@ -1,7 +1,7 @@
 """Shape functions: for ops that torch has no shape rule for (`GenLazyShapeInferenceDefinition`).
 
-A structured op, one with a meta kernel and one composed of others needs no function: torch's own rule is asked, on a miss only.
-For each of the rest, and for each that asks for a function of its own, a declaration comes out::
+A structured op, one with a meta kernel and one composed of others needs no function: torch's own rule is asked, on a
+miss only.  For each of the rest, and for each that asks for a function of its own, a declaration comes out::
 
     def compute_shape_nonzero(self: torch.Tensor) -> torch.Tensor: ...
 
@@ -10,21 +10,18 @@ A shape function gets the op's arguments, tensors as meta tensors, and returns w
 
 from __future__ import annotations
 
-import ast
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from torchgen.model import FunctionSchema
 
-from .checks import bound_names
+from .checks import bound_names, statements
 from .kernels import annotation, in_order, result_type, safe
 from .layout import wrapped
 from .module import module
 from .natives import nearest
 from .plan import Plan
-from .yaml_document import CodegenErrors, Problem
+from .yaml_document import Problem
 
 
 @dataclass(frozen=True)
@@ -71,12 +68,10 @@ class GenLazyShapeInferenceDefinition:
             where, defined = "a file given by --shape-inference", set[str]()
         else:
             where = os.fspath(path)
-            try:
-                defined = set(bound_names(ast.parse(Path(where).read_text(encoding="utf-8"), where).body))
-            except (OSError, UnicodeDecodeError) as error:
-                return [Problem(where, None, f"the file of shape functions cannot be read: {error}")]
-            except SyntaxError as error:
-                return [Problem(where, error.lineno, f"the file of shape functions is not Python: {error.msg}")]
+            body = statements(where, "shape functions")
+            if isinstance(body, Problem):
+                return [body]
+            defined = set(bound_names(body))
         missing = [d for d in wanted if d.name.partition(".")[0] not in defined]
         if not missing:
             return []
@@ -93,22 +88,12 @@ class GenLazyShapeInferenceDefinition:
             body += ["", "", *header.split("\n"), f'    """The shapes of {declaration.schema.name}."""']
             body += [f"    raise NotImplementedError({reason})"]
         doc = (
-            f"Shape functions that {self.plan.backend_name} lacks: fill these in and pass the file as --shape-inference.\n"
+            f"Shape functions that {self.plan.backend_name} lacks: fill them in, and give them as --shape-inference.\n"
             "\n"
             "Each gets meta tensors and returns meta tensors. Until then these ops fall back."
         )
         return module(doc, body, yaml)
 
 
-def check_shapes(plan: Plan, path: str | os.PathLike[str] | None) -> None:
-    """Raise `CodegenErrors` if a shape function is missing."""
-    problems = GenLazyShapeInferenceDefinition(plan).check(path)
-    if problems:
-        raise CodegenErrors(problems)
-
-
 def _meta(kind: str) -> str:
     return kind.replace("LazyTensor", "torch.Tensor").replace("Scalar", "complex")
-
-
-Declarations = Mapping[str, Declaration]

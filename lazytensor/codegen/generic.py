@@ -1,7 +1,7 @@
 """One recording kernel for any op: it reads the op's schema at run time, where a generated one had it read beforehand.
 
-Ops of a user's `torch.library` are recorded by it (:mod:`lazytensor.codegen.custom`), since their schemas are not known when
-kernels are generated; `lazytensor bench codegen` measures it against generated kernels.
+Ops of a user's `torch.library` are recorded by it (:mod:`lazytensor.codegen.custom`), since their schemas are not known
+when kernels are generated; `lazytensor bench codegen` measures it against generated kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recording kernels: one Python function per ATen overload, specialised to its schema (`GenLazyNativeFuncDefinition`).
+"""The recording kernels: one Python function per ATen overload, specialised to its schema.
 
 What comes out for ``add.Tensor`` is, in essence::
 
@@ -462,7 +462,7 @@ def safe(name: str) -> str:
 def tensor_expressions(argument: Argument, name: str) -> tuple[str, str]:
     """How a kernel gets the value of a tensor argument: in line, and by the slow path."""
     if is_list(argument.type):
-        element = argument.type.elem.elem if isinstance(argument.type, OptionalType) else argument.type.elem  # type: ignore[union-attr]
+        element = argument.type.elem.elem if isinstance(argument.type, OptionalType) else argument.type.elem  # type: ignore[union-attr,attr-defined]
         if isinstance(element, OptionalType) or isinstance(argument.type, OptionalType):
             return f"values_of({name})", f"values_of({name})"
         return f"tuple([t._lt.value or value_of(t) for t in {name}])", f"values_of({name})"

@@ -44,8 +44,8 @@ def tuple_of(items: Iterable[str]) -> str:
 def wrapped(statement: str, depth: int = 0) -> list[str]:
     """One statement that will stand at this depth, in as many lines as it needs.
 
-    What is too long is broken at its longest bracket.  The arguments of a call or of a function get one line together if
-    that is enough; else, and in a tuple, list or dict always, each item gets a line, with a comma after the last.
+    What is too long is broken at its longest bracket.  The arguments of a call or of a function get one line together
+    if that is enough; else, and in a tuple, list or dict always, each item gets a line, with a comma after the last.
     """
     if len(statement) + 4 * depth <= WIDTH:
         return [statement]

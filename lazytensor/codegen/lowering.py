@@ -1,6 +1,6 @@
 """Lowering generated nodes onto a `torch._C.Graph`: what `TSLoweringContext` and `LowerTSBuiltin` are in C++.
 
-A node class generated with lowerings has a method `lower(context)`, which asks the context for one TorchScript node.  A
+A node class generated with lowerings has a method `lower(context)`, which asks the context for a TorchScript node.  A
 node whose op has no generated class is lowered by its schema, so that a graph of any ops can be lowered whole::
 
     run = lower_graph(graph)          # in a backend: def compile(self, graph): return lower_graph(graph)
@@ -64,12 +64,12 @@ class TSLoweringContext:
         if isinstance(argument, torch.device):
             argument = torch.device("cpu")
         if argument is None:
-            node = self.graph.create("prim::Constant", 1)
+            node = self.graph.create("prim::Constant", [], 1)
             self.graph.insertNode(node)
             value = node.output()
             value.setType(torch._C.NoneType.get())
             return value
-        return self.graph.insertConstant(argument)  # type: ignore[no-any-return]
+        return self.graph.insertConstant(argument)  # type: ignore[attr-defined,no-any-return]
 
     def _list(self, items: Sequence[Any]) -> torch._C.Value:
         optional = any(item is None for item in items)

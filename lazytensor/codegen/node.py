@@ -1,8 +1,8 @@
 """The base of generated node classes: a recorded operation with its arguments by name.
 
-A node of the trace is an op and a tuple of canonical arguments.  The class generated for an op knows what each of them is:
-`AddTensor(node).other` is its second operand, `AddTensor.create(a, b)` the node for these values, and `str(...)` its text.
-It holds nothing but the trace's node, so wrapping one costs nothing and two wrappers of one node are equal.
+A node of the trace is an op and a tuple of canonical arguments.  The class generated for an op knows what each of them
+is: `AddTensor(node).other` is its second operand, `AddTensor.create(a, b)` the node for these values, and `str(...)`
+its text.  It holds nothing but the trace's node, so wrapping one costs nothing and two wrappers of one node are equal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LazyNode:
 
     @classmethod
     def of(cls, args: tuple[Any, ...]) -> Any:
-        """The node of this op with these canonical arguments: the one there is, or a new one (`ReuseNode`, `MakeNode`)."""
+        """The node of this op with these canonical arguments: the one there is, or a new one (`ReuseNode`)."""
         return cls.behind(intern(cls.op, args))
 
     @classmethod

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .backend_yaml import ParsedExternalYaml, parse_backend_yaml
-from .checks import bound_names, kernel_problems
+from .checks import bound_names, file_problems, kernel_problems
 from .gen_functions import native_functions_module
 from .gen_nodes import GenLazyIR, GenTSLazyIR, nodes_module, non_native_module
 from .gen_registration import handwritten_module, registration_module
@@ -116,7 +116,10 @@ def generate_package(
 ) -> tuple[Plan, tuple[Problem, ...], dict[str, str]]:
     """The plan, what is worth a warning, and the text of every file by name."""
     yaml = Path(source_yaml).name
-    parsed = parse_backend_yaml(source_yaml)
+    try:
+        parsed = parse_backend_yaml(source_yaml)
+    except CodegenErrors as errors:
+        raise CodegenErrors([*errors.errors, *file_problems(impl_path, shape_inference)]) from None
     plan = make_plan(parsed, backend_name)
     shapes = GenLazyShapeInferenceDefinition(plan)
     problems = _argument_problems(parsed, node_base, backend_name)
@@ -188,9 +191,8 @@ def _init(plan: Plan, yaml: str) -> str:
     name = plan.backend_name
     doc = f"""The backend {name} on ltc, generated.
 
-`register()` puts its kernels in force and `unregister()` takes them back; `nodes` and `non_native` hold the classes of what they
-record, `{TABLE}` lists every op."""
-    doc = doc.replace("of what they\nrecord, ", "of\nwhat they record, ") if len(doc.split("\n")[2]) > 120 else doc
+`register()` puts its kernels in force and `unregister()` takes them back; `nodes` and `non_native` hold the classes of
+what they record, and `{TABLE}` lists every op."""
     body = ['__all__ = ["nodes", "non_native", "register", "unregister"]']
     text = module(doc, body, yaml)
     imports = "from . import nodes, non_native\nfrom .registration import register, unregister\n"

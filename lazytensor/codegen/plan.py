@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torchgen.model import BaseTy, NativeFunction, OperatorName
+from torchgen.model import BaseTy, DispatchKey, NativeFunction, OperatorName
 
 from .backend_yaml import OpOptions, ParsedExternalYaml
 from .generate import deterministic_in, functional_counterparts
@@ -79,6 +79,10 @@ class Plan:
         """What the kernel of each operator is called."""
         return {op.name: op.kernel for op in self.ops if op.kernel is not None}
 
+    def counter(self, name: str) -> str:
+        """What the kernel of an operator counts its calls under."""
+        return f"{self.backend_name}.{self.kernels.get(name) or identifier(name)}"
+
     @functools.cached_property
     def _by_name(self) -> dict[str, NodePlan]:
         native = {qualified(n.schema.name): n for n in self.nodes}
@@ -94,6 +98,7 @@ def make_plan(parsed: ParsedExternalYaml, backend_name: str | None = None) -> Pl
     """Work out what is generated for each operator."""
     natives, functional_of = load_native_functions(), functional_counterparts()
     quiet = deterministic_in(parsed)
+    called = backend_name or own_namespace(parsed)
     taken: dict[str, str] = {}
     nodes: dict[str, NodePlan] = {}
     ops: list[OpPlan] = []
@@ -120,16 +125,15 @@ def make_plan(parsed: ParsedExternalYaml, backend_name: str | None = None) -> Pl
                 rule,
                 needed,
                 node,
-                f"lazy::{op.name}" if generated else None,
+                f"{called}.{identifier(kernels[op])}" if generated else None,
                 function,
             )
         )
     own = tuple(_non_native(parsed, schema, taken) for schema in parsed.non_native)
-    name = backend_name or own_namespace(parsed)
-    return Plan(parsed, name, tuple(ops), tuple(nodes.values()), own, functional_of)
+    return Plan(parsed, called, tuple(ops), tuple(nodes.values()), own, functional_of)
 
 
-def _keys(parsed: ParsedExternalYaml) -> Iterable[object]:
+def _keys(parsed: ParsedExternalYaml) -> Iterable[DispatchKey]:
     return [key for key in (parsed.backend_key, parsed.autograd_key) if key is not None]
 
 
@@ -185,6 +189,10 @@ def _shape(function: NativeFunction, options: OpOptions, kind: Kind) -> tuple[st
     if function.structured or function.structured_delegate is not None:
         return "structured", None
     full = qualified(name)
+    if isinstance(function.func.name, QualifiedName):
+        from .custom import has_shape_rule
+
+        return ("fake kernel", None) if has_shape_rule(full) else ("none", f"compute_shape_{kernel}")
     if torch._C._dispatch_has_kernel_for_dispatch_key(full, "Meta"):
         return "meta kernel", None
     if torch._C._dispatch_has_computed_kernel_for_dispatch_key(full, "Meta"):

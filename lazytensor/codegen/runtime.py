@@ -160,7 +160,7 @@ class Registration:
                 for name, kernel in table.items():
                     namespace = name.partition("::")[0]
                     if namespace not in libraries:
-                        libraries[namespace] = torch.library.Library(namespace, "IMPL")
+                        libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
                     with warnings.catch_warnings():
                         # Taking the place of a kernel is what is asked for.
                         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")

@@ -4,8 +4,8 @@ The model follows `torchgen.api.lazy`, with Python annotations in place of C++ t
 (a tensor, or a number lifted to run time) and becomes an operand of the node; every other argument is a *scalar* and is
 kept as an attribute. Lists are tuples everywhere, because the parts of an interned node must be hashable.
 
-The annotations use the builtin types, `torch.*`, and two names that the generated module has to import: `Value`, what the
-graph computes, and `Const`, a Python number of any type that is part of the structure.
+The annotations use the builtin types, `torch.*`, and two names that the generated module has to import: `Value`, what
+the graph computes, and `Const`, a Python number of any type that is part of the structure.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class CodegenErrors(Exception):
 
 @dataclass
 class Document:
-    """One YAML file, read node by node, so that every problem is noted with its line instead of stopping at the first."""
+    """One YAML file, and what was found wrong with it so far."""
 
     file: str
     errors: list[Problem] = field(default_factory=list, init=False)
