@@ -21,7 +21,6 @@ from lazytensor.trace.ir import Const, Node, Number, Spec, Value, const, flatten
 from lazytensor.trace.shapes import _Stand, call_arguments
 
 Supports = Callable[[Node], bool]
-_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)  # type: ignore[attr-defined]
 _DEPTH = 8  # decompositions of decompositions
 
 
@@ -63,10 +62,12 @@ def _function(overload: Any) -> Callable[..., Any]:
     found = table().get(overload)
     if found is not None:
         return found
-    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has(overload.name(), "CompositeImplicitAutograd"):
         return overload.decompose  # type: ignore[no-any-return]
-    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeExplicitAutograd"):
-        return functools.partial(overload.redispatch, _META)  # a kernel in C++ made of other ops: _foreach_add and its like
+    if overload.namespace == "aten" and has(overload.name(), "CompositeExplicitAutograd"):
+        # A kernel in C++ made of other ops: _foreach_add and its like.
+        return functools.partial(overload._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)  # type: ignore[attr-defined]
     raise CannotDecompose("PyTorch has no decomposition of it")
 
 
@@ -116,6 +117,8 @@ class _Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             raise CannotDecompose(f"its decomposition writes in place ({func.name()})")
+        if "empty" in func._schema.name:  # what is put there afterwards does not show: a kernel may write memory directly
+            raise CannotDecompose("its decomposition fills memory")
         result = func(*args, **kwargs)
         made = make_node(*self._call(func, args, kwargs), [None if t is None else spec_of(t, 0) for t in _tensors(result)], self.node.line)
         if not self.supports(made) and self.depth < _DEPTH:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazytensor.trace import shapes
-from lazytensor.trace.ir import Const, Node, Number, Value, flatten, walk
+from lazytensor.trace.ir import Const, Node, Number, Op, Value, flatten, walk
 
 if TYPE_CHECKING:
     import torch.fx
@@ -146,7 +146,12 @@ def _input_order(value: Value) -> tuple[int, int, int]:
 
 def single(node: Node) -> bool:
     """Whether the op returns one tensor, and not a tuple or list of them."""
-    returns = node.op.overload._schema.returns
+    return _returns_one(node.op)
+
+
+@functools.cache
+def _returns_one(op: Op) -> bool:
+    returns = op.overload._schema.returns
     return len(returns) == 1 and returns[0].type.kind() == "TensorType"
 
 

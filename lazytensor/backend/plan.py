@@ -83,23 +83,24 @@ class Segment:
         self.supported = supported
         self.nodes: dict[Node, None] = {}
 
-    def take(self, node: Node, inlined: set[Node]) -> None:
+    def take(self, node: Node, inlined: dict[Node, int]) -> None:
         """Add a node, and before it the views it looks through."""
-        chain: list[Node] = [node]
+        views: set[Node] = set()
         stack = [v.node for v in node.inputs]
         while stack:
             above = stack.pop()
-            if above in inlined and above not in self.nodes:
-                chain.append(above)
+            if above in inlined and above not in self.nodes and above not in views:
+                views.add(above)
                 stack += [v.node for v in above.inputs]
-        for each in reversed(chain):
-            self.nodes[each] = None
+        for view in sorted(views, key=inlined.__getitem__):
+            self.nodes[view] = None
+        self.nodes[node] = None
 
 
 def divide(graph: Graph, supports: Callable[[Node], bool]) -> list[Segment]:
     """The graph's nodes in segments, in an order in which they can run."""
     supported = {node: supports(node) for node in graph.nodes}
-    inlined = {node for node in graph.nodes if node.op.view and supported[node]}
+    inlined = {node: i for i, node in enumerate(graph.nodes) if node.op.view and supported[node]}
     users: dict[Node, list[Node]] = {}
     waiting: dict[Node, int] = {}
     ready: dict[bool, deque[Node]] = {True: deque(), False: deque()}
@@ -135,7 +136,7 @@ def divide(graph: Graph, supports: Callable[[Node], bool]) -> list[Segment]:
     return segments
 
 
-def _makers(node: Node, inlined: set[Node]) -> set[Node]:
+def _makers(node: Node, inlined: dict[Node, int]) -> set[Node]:
     """The nodes that make what this one uses, seen through views."""
     found: set[Node] = set()
     for value in values_in(node.args):

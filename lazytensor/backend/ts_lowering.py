@@ -7,13 +7,14 @@ operator's ``Scalar`` overload, which promotes types as the number did.  The att
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from lazytensor.backend.graph import single
 from lazytensor.backend.lowering import LoweringContext
-from lazytensor.trace.ir import Const, Node, Number, Spec, Value, flatten
+from lazytensor.trace.ir import Const, Node, Number, Op, Spec, Value, flatten
 
 _TENSOR = torch._C.TensorType.get()
 _TYPES: dict[type, Any] = {
@@ -28,6 +29,13 @@ _MEMORY_FORMATS = {
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
+
+
+@functools.cache
+def signature(op: Op) -> tuple[str, list[Any], list[Any]]:
+    """The name of an op and the types of its arguments and results (asking PyTorch each time is slow)."""
+    schema = op.overload._schema
+    return schema.name, [a.type for a in schema.arguments], [r.type for r in schema.returns]
 
 
 class TSLoweringContext(LoweringContext):
@@ -71,11 +79,11 @@ class TSLoweringContext(LoweringContext):
 
     def operator(self, node: Node) -> Any:
         """The JIT node, not yet in the graph."""
-        schema = node.op.overload._schema
-        arguments = [self._argument(a, d.type) for a, d in zip(node.args, schema.arguments, strict=True)]
-        made = self.graph.create(schema.name, arguments, len(schema.returns))
-        for output, declared in zip(made.outputs(), schema.returns, strict=True):
-            output.setType(declared.type)
+        name, taken, returned = signature(node.op)
+        arguments = [self._argument(a, declared) for a, declared in zip(node.args, taken, strict=True)]
+        made = self.graph.create(name, arguments, len(returned))
+        for output, declared in zip(made.outputs(), returned, strict=True):
+            output.setType(declared)
         return made
 
     def _unpacked(self, output: Any, node: Node) -> list[Any]:
