@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from lazytensor.device.geometry import Untyped
 from lazytensor.execute import cut
 from lazytensor.trace.ir import Spec
-from lazytensor.trace.storage import State
+from lazytensor.trace.storage import State, ViewedState
 
+_KINDS = frozenset((State, ViewedState, Untyped))
 _most: dict[int, int] = {}
 _ran: dict[int, dict[Any, int]] = {}  # device -> how often each graph had run when the peak was reset
 
@@ -28,11 +30,8 @@ def _bytes(spec: Spec) -> int:
 
 def allocated(device: int) -> int:
     """The bytes of the data that live tensors of this device hold."""
-    held = sum(
-        _bytes(state.spec)
-        for state in gc.get_objects()
-        if isinstance(state, State) and state.data is not None and state.spec.device == device
-    )
+    states = [each for each in gc.get_objects() if type(each) in _KINDS]
+    held = sum(_bytes(s.spec) for s in states if s.data is not None and s.spec.device == device)
     _most[device] = max(held, _most.get(device, 0))
     return held
 

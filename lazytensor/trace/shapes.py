@@ -133,7 +133,16 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
         if op.name in CPU_DECIDES:
             with suppress(Exception):  # zeros may be bad data: then the meta kernel is right about the rest
                 result = on_zeros(op, args)
-    return result if op.view else _in_own_memory(result)
+    return result if op.view else _in_own_memory(_wanted(op, args, result))
+
+
+def _wanted(op: Op, args: tuple[Any, ...], result: Any) -> Any:
+    """Without the outputs that ``output_mask`` leaves out: meta kernels make them all the same, the CPU's do not."""
+    names = [a.name for a in op.overload._schema.arguments]
+    if "output_mask" not in names or not isinstance(result, tuple):
+        return result
+    mask = args[names.index("output_mask")]
+    return tuple(r if wanted else None for r, wanted in zip(result, mask, strict=True))
 
 
 # The meta kernels of these ops describe other results than the CPU kernels give.
