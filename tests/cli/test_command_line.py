@@ -1,4 +1,4 @@
-"""The command line: its manual opens without PyTorch, and every command keeps its promises about output and exit codes."""
+"""The command line: its manual opens without PyTorch, and every command keeps to its output and exit codes."""
 
 from __future__ import annotations
 
