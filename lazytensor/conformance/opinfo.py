@@ -61,6 +61,7 @@ class Target:
     device: str = "ltc"
     backend: str = "reference"
     gradients: bool = True
+    plain: bool = False  # arguments are moved by ``.to(device)``: the device has no strides or aliasing to test
     rule: Rule = field(default_factory=Rule)
     settle: Callable[[], None] = lambda: None  # after an error: nothing may be left pending
     fallbacks: Callable[[], dict[str, int]] = dict  # how often each overload fell back so far
@@ -81,7 +82,8 @@ def ltc(backend: str = "reference") -> Target:
             with suppress(Exception):
                 lt.sync()
 
-    return Target("ltc", backend, True, Rule(exact=backend == "reference"), settle, lt.metrics.fallbacks)
+    rule = Rule(exact=backend == "reference")
+    return Target("ltc", backend, rule=rule, settle=settle, fallbacks=lt.metrics.fallbacks)
 
 
 def avoidable(outcome: Outcome) -> set[str]:
@@ -140,26 +142,28 @@ def check_entry(
     skip: int = 0,
     every: int = 1,
 ) -> Iterator[Outcome]:
-    """Check the samples of one entry: ``limit`` bounds how many, ``skip`` and ``every`` take a part of them."""
+    """Check one entry: ``limit`` bounds its samples; of the checks they give, ``skip`` are left out, then ``every``-th taken."""
+    planned = _checks(op, dtype, limit, forms)
+    for outcome, run, sample in itertools.islice(planned, skip, None, every):
+        yield _check(outcome, run, sample, target, op)
+
+
+def _checks(
+    op: Any, dtype: torch.dtype, limit: int | None, forms: tuple[str, ...]
+) -> Iterator[tuple[Outcome, Callable[..., Any], Any]]:
     name, label = name_of(op), str(dtype).removeprefix("torch.")
-    taken = list(enumerate(samples(op, dtype, limit)))
-    for number, sample in taken[skip::every]:
-        for form, run in _forms(op, sample, forms):
-            yield _check(Outcome(name, label, number, form, EQUAL), run, sample, target, op)
+    inplace = op.get_inplace()
+    for number, sample in enumerate(samples(op, dtype, limit)):
+        if "forward" in forms:
+            yield Outcome(name, label, number, "forward", EQUAL), _forward(op, sample), sample
+        if "inplace" in forms and inplace is not None and not sample.broadcasts_input:
+            yield Outcome(name, label, number, "inplace", EQUAL), _inplace(inplace), sample
+        if "out" in forms and op.supports_out:
+            yield Outcome(name, label, number, "out", EQUAL), _out(op), sample
     if "errors" in forms and dtype is torch.float32:
         for number, wrong in enumerate(error_samples(op)):
             sample = wrong.sample_input
-            yield _check(Outcome(name, label, number, "errors", EQUAL), _forward(op, sample), sample, target, op)
-
-
-def _forms(op: Any, sample: Any, forms: tuple[str, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    if "forward" in forms:
-        yield "forward", _forward(op, sample)
-    inplace = op.get_inplace()
-    if "inplace" in forms and inplace is not None and not sample.broadcasts_input:
-        yield "inplace", _inplace(inplace)
-    if "out" in forms and op.supports_out:
-        yield "out", _out(op)
+            yield Outcome(name, label, number, "errors", EQUAL), _forward(op, sample), sample
 
 
 # --- one run, on either device ----------------------------------------------------------------------------------------
@@ -228,7 +232,7 @@ def _run(run: Callable[..., Any], sample: Any, target: Target, device: str, op: 
     ran = _Ran()
     with _seeded():
         try:
-            move = Transplant(device)
+            move = Transplant(device, target.plain)
             if op.name in ON_CPU:
                 args, kwargs = (move(sample.input), *sample.args), sample.kwargs
             else:

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_map
 class Transplant:
     """Copies trees of arguments to one device; tensors that share a storage share one there too."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, plain: bool = False) -> None:
         self.device = device
+        self.plain = plain  # let PyTorch move each tensor as it likes
         self.storages: dict[int, torch.Tensor] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         self.originals: list[Any] = []  # keeps the ids above from being used again
@@ -55,7 +56,7 @@ class Transplant:
         return copy
 
     def _raw(self, value: torch.Tensor) -> torch.Tensor:
-        if value.layout is not torch.strided or value.is_nested or type(value) is not torch.Tensor:
+        if self.plain or value.layout is not torch.strided or value.is_nested or type(value) is not torch.Tensor:
             return value.clone().to(self.device)
         if value.is_conj():
             return self._raw(value.conj()).conj()
