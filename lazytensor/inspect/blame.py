@@ -183,7 +183,8 @@ def compare(old: Any, new: Any) -> list[Difference]:
             # A size that is passed on (a view's) follows the shape it was computed from, and only names it again.
             follows = difference.kind == "input" or (inherited and difference.kind == "attribute")
             (shifted if follows else found).append(difference)
-    found.sort(key=lambda d: d.rank)
+    # What was made in one step and is data in the next changes once, and seldom alone: other causes come first.
+    found.sort(key=lambda d: (d.kind == "data", d.rank))
     for value in added:
         found.append(
             Difference("results", "a result more is alive:", "none", value.spec, value.node.op.name, None, value.node)

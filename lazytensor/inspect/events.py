@@ -253,6 +253,11 @@ def run_watched(computation: Any, inputs: list[Any]) -> list[Any]:
     return take_over(computation, inputs) if take_over is not None else computation.run(*inputs)  # type: ignore[no-any-return]
 
 
+def span(name: str) -> Any:
+    """A range in the profiler that ends when the object returned dies."""
+    return torch.ops.profiler._record_function_enter_new(name, None)
+
+
 def profiled(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function, as a range of its own if a profiler is on."""
     if not profiling():
