@@ -1,0 +1,178 @@
+"""A cut that misses is compared with the nearest known one, and the first difference is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from marked import here
+
+import lazytensor as lt
+from lazytensor.inspect.blame import Blame
+
+
+def twice(step: Callable[[int], object]) -> Blame:
+    """What is blamed for the second of two different steps."""
+    for number in range(2):
+        kept = step(number)
+        lt.sync()
+        del kept
+    assert len(lt.blame()) == 2
+    blame = lt.blame()[-1]
+    assert blame.old == lt.blame()[0].graph
+    return blame
+
+
+def test_another_operation() -> None:
+    x = torch.ones(4).to("ltc")
+
+    def step(number: int) -> torch.Tensor:
+        y = x.exp()
+        if number:
+            return y.sin() + 1  # <sin>
+        return y.cos() + 1
+
+    first = twice(step).first
+    assert first is not None
+    assert (first.kind, first.old, first.new) == ("op", "aten::cos", "aten::sin")
+    assert first.place.line == here("sin")
+
+
+def test_another_dtype_of_the_data() -> None:
+    kinds = [torch.float32, torch.float64]
+
+    def step(number: int) -> torch.Tensor:
+        data = torch.ones(4, dtype=kinds[number]).to("ltc")
+        return data.exp()
+
+    first = twice(step).first
+    assert first is not None
+    assert (first.kind, first.old, first.new) == ("dtype", torch.float32, torch.float64)
+
+
+def test_a_number_of_another_type() -> None:
+    x = torch.ones(4).to("ltc")
+    first = twice(lambda number: x * (2.0 if number else 2)).first
+    assert first is not None
+    assert (first.kind, first.old, first.new) == ("number", "int", "float")
+
+
+def test_a_number_of_another_value_is_no_difference() -> None:
+    x = torch.ones(4).to("ltc")
+    for number in range(3):
+        kept = x * (0.5 + number)
+        lt.sync()
+        del kept
+    assert len(lt.blame()) == 1
+
+
+def test_another_result_alive() -> None:
+    x = torch.ones(4).to("ltc")
+
+    def step(number: int) -> list[torch.Tensor]:
+        y = x.exp()  # <exp>
+        z = y.sum()
+        return [y, z] if number else [z]
+
+    first = twice(step).first
+    assert first is not None
+    assert (first.kind, first.op) == ("results", "aten::exp")
+    assert first.place.line == here("exp")
+
+
+def test_the_cause_comes_before_what_follows_from_it() -> None:
+    def step(number: int) -> torch.Tensor:
+        batch = torch.ones(8 - number, 6).to("ltc")
+        return (batch.view(-1, 3) * 2).view(-1, 2).sum(0)  # views pass sizes on
+
+    blame = twice(step)
+    assert blame.first is not None
+    assert (blame.first.kind, blame.first.old, blame.first.new) == ("shape", 8, 7)
+
+
+def test_a_size_that_grows_gets_its_own_advice() -> None:
+    for length in range(3, 8):
+        cache = torch.ones(1, length).to("ltc")
+        kept = cache * 2
+        lt.sync()
+        del kept
+    assert "took 5 values {3, 4, 5, 6, 7} and grows: preallocate it" in lt.blame()[-1].advice
+
+
+def test_data_is_called_by_the_name_of_its_parameter() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    nets = [Net().to("ltc"), Net().to("ltc")]
+    nets[1].weight = torch.nn.Parameter(torch.ones(1, device="ltc"))
+    lt.sync()
+    first = twice_with(nets)
+    assert first.what == "dim 0 of `Net.weight`:"
+
+
+def twice_with(nets: list[torch.nn.Module]) -> lt.inspect.blame.Difference:
+    before = len(lt.blame())
+    for net in nets:
+        kept = net(torch.ones(4, device="ltc"))
+        lt.sync()
+        del kept
+    assert len(lt.blame()) == before + 2
+    first = lt.blame()[-1].first
+    assert first is not None
+    return first
+
+
+def test_looking_for_names_keeps_no_variable_alive() -> None:
+    def step(number: int) -> None:
+        batch = torch.ones(8 + number).to("ltc")
+        kept = batch * 2
+        lt.sync()  # looks at the variables of this frame
+        del kept
+        other = batch + 1
+        lt.sync()
+        assert lt.history().data["graphs"][-1]["ops"] == 1
+        del other
+
+    step(0)
+    step(1)
+
+
+def test_the_log_is_quiet_during_warm_up_and_loud_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lazytensor.recompile")
+    levels = []
+    for size in (8, 8, 8, 7, 8, 6):
+        kept = torch.ones(size).to("ltc") * 2
+        lt.sync()
+        del kept
+        levels.append([r.levelno for r in caplog.records])
+        caplog.clear()
+    loud, quiet = [logging.WARNING], [logging.INFO]
+    assert levels == [quiet, [], [], loud, [], loud]
+
+
+def test_a_diff_is_printed_in_full() -> None:
+    x = torch.ones(4).to("ltc")
+    blame = twice(lambda number: (x.clamp(min=0.0), x.sum(0, keepdim=bool(number))))
+    assert "`keepdim` False → True" in blame.full
+    assert "part of the structure" in str(lt.blame())
+    assert "keepdim" in lt.blame()._repr_html_()
+    assert lt.blame().data[-1]["differences"][0]["what"] == "`keepdim`"
+
+
+def test_a_deep_graph_is_compared_without_recursion() -> None:
+    def step(number: int) -> torch.Tensor:
+        x = torch.ones(2 + number).to("ltc")
+        for _ in range(5000):
+            x = x + 1
+        return x
+
+    first = twice(step).first
+    assert first is not None
+    assert (first.old, first.new) == (2, 3)
