@@ -10,11 +10,11 @@ import os
 
 from .layout import WIDTH, docstring, indented, wrapped
 from .module import module
-from .plan import Plan
+from .plan import NodePlan, Plan
 
 
-def registration_module(plan: Plan, yaml: str, shapes: dict[str, str]) -> str:
-    """`registration.py`. `shapes` maps an op to the hand-written function that computes its shapes."""
+def registration_module(plan: Plan, yaml: str, shapes: dict[NodePlan, str]) -> str:
+    """`registration.py`. `shapes` maps a node to the hand-written function that computes its shapes."""
     parsed = plan.parsed
     by_hand = [op for op in plan.ops if op.section == "supported"]
     above = [op for op in plan.ops if op.section == "autograd"]
@@ -34,10 +34,11 @@ def registration_module(plan: Plan, yaml: str, shapes: dict[str, str]) -> str:
     body += [_entry(_full(op.name), f"{parsed.class_name}.{op.kernel}") for op in above]
     body += ["        },"] if above else []
     body += ['        "Meta": {'] if shapes else []
-    for name, function in shapes.items():
-        cache = _cached(plan, name)
+    for node, function in shapes.items():
         value = f'handwritten.shapes("{function}")'
-        body += [_entry(_full(name), f"cached({value})" if cache else value)]
+        home = "nodes" if node.function is not None else "non_native"
+        value = f"cached({value})" if node.schema.properties.ShapeCache else value
+        body += [_line(f"{home}.{node.class_name}.op.name", value)]
     body += ["        },"] if shapes else []
     body += ["    }", "", ""]
     body += [f'registration = Registration("{plan.backend_name}", tables)', "", ""]
@@ -50,7 +51,7 @@ def registration_module(plan: Plan, yaml: str, shapes: dict[str, str]) -> str:
         doc += (
             f"\n\nThe YAML's key is {key}. Tensors live on ltc, so the kernels are registered for its key, PrivateUse1."
         )
-    return module(doc, body, yaml, [("native_functions", "."), ("handwritten", ".")])
+    return module(doc, body, yaml, [(name, ".") for name in ("native_functions", "handwritten", "nodes", "non_native")])
 
 
 def handwritten_module(plan: Plan, yaml: str, output: str, impl_path: str | None, shape_path: str | None) -> str:
@@ -65,14 +66,13 @@ def handwritten_module(plan: Plan, yaml: str, output: str, impl_path: str | None
 
 
 def _entry(name: str, value: str) -> str:
-    line = f'            "{name}": {value},'
+    return _line(f'"{name}"', value)
+
+
+def _line(key: str, value: str) -> str:
+    line = f"            {key}: {value},"
     return line if len(line) <= WIDTH else f"{line}  # noqa: E501"
 
 
 def _full(name: str) -> str:
     return name if "::" in name else f"aten::{name}"
-
-
-def _cached(plan: Plan, name: str) -> bool:
-    node = plan.node_of(name)
-    return node is not None and node.schema.properties.ShapeCache

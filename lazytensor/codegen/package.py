@@ -17,7 +17,7 @@ from .gen_nodes import GenLazyIR, GenTSLazyIR, nodes_module, non_native_module
 from .gen_registration import handwritten_module, registration_module
 from .gen_shapes import GenLazyShapeInferenceDefinition
 from .module import module
-from .plan import Plan, make_plan
+from .plan import NodePlan, Plan, make_plan
 from .yaml_document import CodegenErrors, Problem
 
 TABLE = "ops.json"
@@ -159,20 +159,18 @@ def _dotted(name: str) -> bool:
     return all(part.isidentifier() for part in name.replace(":", ".").split("."))
 
 
-def _shape_functions(plan: Plan, rules: str | None) -> dict[str, str]:
-    """The ops whose shapes a hand-written function computes: functional ones, and the backend's own if it has one."""
+def _shape_functions(plan: Plan, rules: str | None) -> dict[NodePlan, str]:
+    """The nodes whose shapes a hand-written function computes; for one of the backend's own, if there is a function."""
     if rules is None:
         return {}
     defined = set(bound_names(ast.parse(Path(rules).read_text(encoding="utf-8")).body))
-    found: dict[str, str] = {}
+    found: dict[NodePlan, str] = {}
     for op in plan.ops:
-        if op.shape_function is not None and op.node is not None:
-            found[op.name] = op.shape_function
-            if op.node.own:
-                found[op.node.target] = op.shape_function
+        if op.shape_function is not None and op.node is not None and op.kind.name == "functional":
+            found[op.node] = op.shape_function
     for node in plan.non_native:
         if f"compute_shape_{node.kernel}" in defined:
-            found[node.target] = f"compute_shape_{node.kernel}"
+            found[node] = f"compute_shape_{node.kernel}"
     return found
 
 

@@ -20,7 +20,7 @@ from .natives import QualifiedName, load_native_functions, qualified
 from .schema import LazyIrSchema, base_type
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodePlan:
     """One node class. `own` is an operator of the backend's own namespace, whose meaning is written by hand."""
 
@@ -38,7 +38,7 @@ class NodePlan:
         return self.schema.opkind if self.function is None else qualified(str(self.schema.name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpPlan:
     """One operator that gets a kernel or a node class."""
 
@@ -53,7 +53,7 @@ class OpPlan:
     function: NativeFunction | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Everything that one YAML asks for."""
 
