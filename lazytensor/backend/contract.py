@@ -13,6 +13,7 @@ are taken and the computation stays with the interpreter, with one loud line.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from lazytensor.backend import memory
 from lazytensor.backend.data import BackendData, Computation
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
+from lazytensor.trace import source
 from lazytensor.trace.ir import Node, Spec, Value
 from lazytensor.trace.shapes import clean, may_overlap
 
@@ -92,6 +94,9 @@ def computation(backend: Backend, graph: Graph) -> Computation:
 def _failed(backend: Backend, graph: Graph, phase: str, what: str, node: Node | None = None) -> errors.BackendFailed:
     line = graph.first_line() if node is None else node.line
     place = f"{node.op.name}, recorded at {line}" if node is not None else f"which begins at {line}"
+    frame = source.user_frame(sys._getframe())
+    if frame is not None:
+        place += f", run at {frame.f_code.co_filename}:{frame.f_lineno}"
     return errors.BackendFailed(backend.name, phase, repr(graph), place, what)
 
 

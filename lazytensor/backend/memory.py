@@ -15,6 +15,7 @@ import torch
 from lazytensor.backend.data import BackendData, held
 from lazytensor.backend.interface import Backend
 from lazytensor.trace import storage
+from lazytensor.trace.future import Future
 from lazytensor.trace.ir import spec_of
 
 in_use = False  # whether a backend with memory of its own was ever in force
@@ -34,8 +35,11 @@ def fit(backend: Backend, leaves: Sequence[int]) -> list[Any]:
     found = []
     for number in leaves:
         data = storage.leaf_data[number]
+        if data.__class__ is Future:
+            owner = storage.leaf_states[number]()
+            data = data.settle(storage.State() if owner is None else owner)
         fitted = _fitted(backend, data)
-        if fitted is not data:
+        if fitted is not storage.leaf_data[number]:
             state = storage.leaf_states[number]()
             if state is not None and state.data is data:
                 state.data = fitted

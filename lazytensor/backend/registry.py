@@ -38,6 +38,8 @@ _current: Backend | None = None
 
 # Called with a backend that was closed and cannot run again what it compiled: the cut drops its computations.
 on_close: list[Callable[[Backend], None]] = []
+# Called before a backend is closed: cuts that run in the background have to end first.
+before_close: list[Callable[[], None]] = []
 
 
 def register_backend(name: str, backend: Factory) -> None:
@@ -168,6 +170,8 @@ def _close(backend: Backend) -> None:
     """Close a backend that was replaced."""
     if backend not in _prepared:
         return
+    for wait in before_close:
+        wait()
     _prepared.remove(backend)
     memory.bring_home(backend)
     try:
@@ -182,6 +186,8 @@ def _close(backend: Backend) -> None:
 @atexit.register
 def close_all() -> None:
     """At exit: close every backend that is ready, the last one first."""
+    for wait in before_close:
+        wait()
     for backend in reversed(list(_prepared)):
         _prepared.remove(backend)
         try:
