@@ -12,7 +12,7 @@ import torch
 
 from lazytensor import errors
 from lazytensor.device import geometry, library
-from lazytensor.device.runtime import this_device
+from lazytensor.device.runtime import NEW, finish, mutate, this_device
 from lazytensor.execute import fallback
 from lazytensor.trace import shapes
 from lazytensor.trace.ir import Op
@@ -92,10 +92,10 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
         return self
     key = (value_of(self), value_of(src), False)
     entry = _COPY_.table.get(key)
-    if entry is None:
-        entry = _COPY_.miss(key)
-    write(self, entry[1][0])
-    return self
+    if entry is not None:
+        write(self, entry[1][0])
+        return self
+    return mutate(_COPY_, key, (self,), self, (self, src, None))  # type: ignore[no-any-return]
 
 
 @kernel("_copy_from")
@@ -147,27 +147,20 @@ def as_strided_(self: torch.Tensor, size: Any, stride: Any, storage_offset: int 
     return geometry.regard(self, size, stride, self.storage_offset() if storage_offset is None else storage_offset)
 
 
-def _inplace_view(name: str, view_name: str) -> None:
-    """``transpose_`` and its like: the out-of-place view tells the geometry."""
-    view_op = Op("aten::" + view_name)
+def _inplace_view(name: str) -> None:
+    """``transpose_`` and its like: the op itself, on a tensor without memory, tells the geometry."""
+    inplace_op = Op("aten::" + name)
 
     @kernel(name)
     def inplace(self: torch.Tensor, *args: Any) -> torch.Tensor:
         with shapes.clean():
             meta = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-            view = view_op.overload(meta, *args)
-        return geometry.regard(self, view.shape, view.stride(), self.storage_offset() + view.storage_offset())
+            inplace_op.overload(meta, *args)
+        return geometry.regard(self, meta.shape, meta.stride(), self.storage_offset() + meta.storage_offset())
 
 
-for _inplace, _view in {
-    "squeeze_": "squeeze",
-    "squeeze_.dim": "squeeze.dim",
-    "squeeze_.dims": "squeeze.dims",
-    "unsqueeze_": "unsqueeze",
-    "transpose_": "transpose.int",
-    "t_": "t",
-}.items():
-    _inplace_view(_inplace, _view)
+for _name in ("squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_", "transpose_", "t_"):
+    _inplace_view(_name)
 
 
 @kernel("resize_")
@@ -315,6 +308,15 @@ def efficientzerotensor(size: Any, *, dtype: Any = None, layout: Any = None, dev
 
 # --- batch norm writes its statistics without saying so -----------------------------------------------------------------------
 
+_BATCH_NORM_OUT = op("aten::native_batch_norm.out")
+
+
+@kernel("native_batch_norm.out")
+def native_batch_norm_out(*args: Any, **kwargs: Any) -> Any:
+    """In evaluation the CPU leaves the out= tensors of the statistics as they are, which no other op does."""
+    return fallback.run_call(_BATCH_NORM_OUT, args, kwargs, "its out= form has no functional one")
+
+
 _BATCH_NORM = Mutation("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional", (3, 4))
 _BATCH_NORM_PLAIN = op("aten::native_batch_norm")
 
@@ -334,8 +336,6 @@ def native_batch_norm(
     values = tuple(map(value_of, (input, weight, bias, running_mean, running_var)))
     if not training or running_mean is None or running_var is None:
         return record(_BATCH_NORM_PLAIN, (*values, training, lift(momentum), lift(eps)))
-    from lazytensor.device.runtime import NEW, finish, mutate
-
     key = (*values, training, lift(momentum), lift(eps))
     entry = _BATCH_NORM.table.get(key)
     if entry is None:

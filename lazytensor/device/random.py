@@ -129,7 +129,7 @@ def _draw_later(op: Any, form: str, args: tuple[Any, ...], kwargs: dict[str, Any
     arguments = _arguments(record.op(form), args, kwargs)
     device = next(a.device.index for a in arguments if isinstance(a, torch.Tensor) and a.device.type == "ltc")
     before = generator.get_state()
-    _move_on(record.op(form), arguments, generator)
+    _move_on(op if out is not None else record.op(form), arguments, generator, out)
     state = storage.value_of(storage.make_data(before, device))
     values = [storage.value_of(a) if isinstance(a, torch.Tensor | float) else a for a in arguments]
     entry = record.intern(record.op(library.DRAWS[form]), (state, *values))
@@ -163,7 +163,7 @@ def _arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     return found
 
 
-def _move_on(op: Any, arguments: list[Any], generator: torch.Generator) -> None:
+def _move_on(op: Any, arguments: list[Any], generator: torch.Generator, out: torch.Tensor | None) -> None:
     """Draw as many numbers as eager would, and raise what eager would raise for this geometry."""
 
     def stand(argument: Any) -> Any:
@@ -172,7 +172,9 @@ def _move_on(op: Any, arguments: list[Any], generator: torch.Generator) -> None:
 
     with clean(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = {"generator": generator} if any(a.name == "generator" for a in op.overload._schema.arguments) else {}
+        given: dict[str, Any] = {"generator": generator} if any(a.name == "generator" for a in op.overload._schema.arguments) else {}
+        if out is not None:
+            given["out"] = _like(state_of(out).spec) if _is_ltc(out) else out
         op.overload(*map(stand, arguments), **given)
 
 

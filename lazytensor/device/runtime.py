@@ -9,6 +9,7 @@ import torch
 from lazytensor import errors, settings
 from lazytensor.device import geometry, sharing
 from lazytensor.device.module import DeviceModule
+from lazytensor.execute import budget
 from lazytensor.execute import fallback as fallbacks
 from lazytensor.trace import record, shapes, storage
 from lazytensor.trace.ir import Value
@@ -33,6 +34,8 @@ def elsewhere(op: Any, *args: Any, **kwargs: Any) -> Any:
 
     def convert(argument: Any) -> Any:
         if isinstance(argument, torch.Tensor) and argument.device.type == "ltc":
+            if "_like" not in op.name and "new_" not in op.name:  # linspace: the values matter, not the geometry
+                return fallbacks.data_of(argument, op.name)
             spec = state_of(argument).spec
             return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
         return argument
@@ -60,6 +63,7 @@ def mutate(
             elif tensor is not None:
                 write(tensor, value)
         returns = finish(entry[0]) if returned is NEW else returned
+        record.check_budget(entry)
     if mutation.name.startswith("aten::_foreach_"):
         increment_version(written[0])
     return returns
@@ -99,7 +103,8 @@ def write_out(
     if sharing.shared(outs, (*outs, *arguments)):
         values = storage.values_of(outs)
     entry = mutation.table.get((*key, *specs, *values))
-    if entry is None:
+    new = entry is None
+    if new:
         try:
             entry = mutation.miss(key, specs, lambda: True, values)
         except shapes.CannotInfer as reason:
@@ -111,6 +116,8 @@ def write_out(
                 geometry.warn_resized(out, value.size)
             geometry.resize(out, value.size, value.spec.stride)
         write(out, value)
+    if new:
+        record.check_budget(entry)
 
 
 def fallback(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "it has no lazy form") -> Any:
@@ -126,3 +133,4 @@ def draw(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 record.run_eagerly = fallbacks.run_values
+record.check_budget = budget.check
