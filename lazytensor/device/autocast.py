@@ -1,8 +1,8 @@
 """``torch.autocast("ltc")``: the casts that the CPU's autocast makes, for tensors of ltc.
 
-PyTorch keeps its autocast rules in C++, one table for each device, and an out-of-tree device has none.  Here the CPU's are taken:
-which ops have a rule is asked of PyTorch itself; which of three rules an op has stands below.  So a program gets the dtypes
-and the values of ``torch.autocast("cpu")``.
+PyTorch keeps its autocast rules in C++, one table for each device, and an out-of-tree device has none.  Here the CPU's
+are taken: which ops have a rule is asked of PyTorch itself; which of three rules an op has stands below.  So a program
+gets the dtypes and the values of ``torch.autocast("cpu")``.
 
 *lower*    run in the low precision, ``torch.get_autocast_dtype("ltc")``
 *promote*  run in the widest dtype among the arguments
@@ -20,16 +20,37 @@ from lazytensor.trace.ir import Op
 from lazytensor.trace.tensors import DEVICE
 
 LOWER = frozenset(
-    """
-    _addmm_activation _convolution.deprecated _native_multi_head_attention addbmm addmm baddbmm bmm conv1d conv1d.padding conv2d
-    conv2d.padding conv3d conv3d.padding conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input linalg_vecdot linear
-    matmul mkldnn_rnn_layer mm prelu scaled_dot_product_attention
-    """.split()
+    (
+        "_addmm_activation",
+        "_convolution.deprecated",
+        "_native_multi_head_attention",
+        "addbmm",
+        "addmm",
+        "baddbmm",
+        "bmm",
+        "conv1d",
+        "conv1d.padding",
+        "conv2d",
+        "conv2d.padding",
+        "conv3d",
+        "conv3d.padding",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d.input",
+        "conv_transpose3d.input",
+        "linalg_vecdot",
+        "linear",
+        "matmul",
+        "mkldnn_rnn_layer",
+        "mm",
+        "prelu",
+        "scaled_dot_product_attention",
+    )
 )
 PROMOTE = frozenset(["cat", "index_copy", "stack"])
 
-# The low-precision copy of each float32 leaf that requires a gradient, made once in the outermost autocast scope, as on the CPU: so
-# a weight that is used twice is cast once, and its gradient is summed in the low precision.
+# The low-precision copy of each float32 leaf that requires a gradient, made once in the outermost autocast scope, as on
+# the CPU: so a weight that is used twice is cast once, and its gradient is summed in the low precision.
 _copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -49,9 +70,12 @@ _libraries: list[Any] = []  # registrations last as long as these
 
 
 def install() -> None:
-    """Register a casting kernel for each op with a rule; every other op passes.  ``torch.autocast("ltc")`` asks for it, once."""
+    """Register a casting kernel for each op with a rule; every other op passes.  ``torch.autocast("ltc")`` asks for it,
+    once.
+    """
     if _libraries:
         return
+    aten: Any
     others, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for name in ops_with_a_rule():

@@ -1,8 +1,8 @@
 """Composite ops whose C++ form takes another path on an out-of-tree device than on the CPU.
 
-``COMPOSITES`` are registered for the autograd key, where composite ops are taken apart: each is written as the CPU takes it apart, so
-that the same arithmetic is recorded.  ``ANSWERS`` stand in the place of recording kernels: ops that PyTorch's own composites
-ask, and that need nothing to be recorded or run.
+``COMPOSITES`` are registered for the autograd key, where composite ops are taken apart: each is written as the CPU
+takes it apart, so that the same arithmetic is recorded.  ``ANSWERS`` stand in the place of recording kernels: ops that
+PyTorch's own composites ask, and that need nothing to be recorded or run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def answer(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @composite("dropout")
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Other devices take ``native_dropout``, which multiplies by 1/(1-p) after the mask; the CPU divides the mask first.
+    """Other devices take ``native_dropout``, which multiplies by 1/(1-p) after the mask; the CPU divides the mask
+    first.
 
     Symptom: losses differed from CPU eager's in the last bit.
     """
@@ -123,7 +124,8 @@ def attention(
 ) -> torch.Tensor:
     """PyTorch asks a C++ table, which has no row for this device, which attention kernel to take, and takes none.
 
-    Symptom: attention was recorded as its dozen mathematical steps.  Here the CPU is asked, for tensors that look like these.
+    Symptom: attention was recorded as its dozen mathematical steps.  Here the CPU is asked, for tensors that look like
+    these.
     """
     flash = _choice(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) == _FLASH
     if not flash:
@@ -138,6 +140,7 @@ def attention(
 
 
 _FLASH = 1
+_fused_sdp_choice: Any = torch._fused_sdp_choice  # its type stub misses that the mask may be None
 _choices: dict[Any, int] = {}
 
 
@@ -163,13 +166,11 @@ def _choice(
             else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").requires_grad_(t.requires_grad)
             for t in tensors
         ]
-        known = _choices[asked] = torch._fused_sdp_choice(
-            *stands, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        known = _choices[asked] = _fused_sdp_choice(*stands, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return known
 
 
-# --- answers --------------------------------------------------------------------------------------------------------------
+# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 @answer("is_same_size")
@@ -203,6 +204,7 @@ def zero_tensor(
 def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
     """``nn.TransformerEncoder`` asks whether it may go on with a nested tensor, a layout that cannot be recorded.
 
-    Symptom: in evaluation mode with a padding mask: "Input should be a 3D tensor, N * L * D".  No keeps it on its dense path.
+    Symptom: in evaluation mode with a padding mask: "Input should be a 3D tensor, N * L * D".  No keeps it on its dense
+    path.
     """
     return False

@@ -1,7 +1,7 @@
 """``torch.Generator(device="ltc")``: a generator of the host that says it belongs to ltc.
 
-Random ops on ltc draw on the CPU when they are recorded (policy ``host``), so their generator is a CPU generator: the same seed gives
-the same numbers as a CPU generator in CPU eager.
+Random ops on ltc draw on the CPU when they are recorded (policy ``host``), so their generator is a CPU generator: the
+same seed gives the same numbers as a CPU generator in CPU eager.
 """
 
 from __future__ import annotations

@@ -135,12 +135,12 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None 
 
 
 class Untyped(State):
-    """A storage made of bytes, which no tensor has looked at yet: the first to do so decides what its base value looks like."""
+    """A storage made of bytes, which no tensor has looked at yet: the first to do so decides how its base value looks."""
 
     __slots__ = ()
 
     def settle(self, wanted: Spec) -> None:
-        """Become an ordinary state with this geometry if it takes all the bytes, else a row of elements of its dtype."""
+        """Become an ordinary state: with this geometry if it takes all the bytes, else a row of elements of its dtype."""
         count = self.spec.numel // wanted.dtype.itemsize
         data = self.data[: count * wanted.dtype.itemsize].view(wanted.dtype)
         if wanted.offset == 0 and wanted.numel == count == extent(wanted.size, wanted.stride, 0):

@@ -1,8 +1,9 @@
 """How many bytes the device holds: counted when somebody asks, at no cost to recording.
 
-What is held now is the data of every live state.  The peak is the largest of three figures since it was reset: what was held when
-somebody asked, what is held now, and for each compiled graph that has run, the bytes of its inputs and its results together,
-which were there at the same time.  Memory that a backend uses inside a graph is the backend's own and not counted.
+What is held now is the data of every live state.  The peak is the largest of three figures since it was reset: what was
+held when somebody asked, what is held now, and for each compiled graph that has run, the bytes of its inputs and its
+results together, which were there at the same time.  Memory that a backend uses inside a graph is the backend's own and
+not counted.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class device:
         DeviceModule.set_device(self.before)
 
 
-class device_of(device):  # noqa: N801
+class device_of(device):
     """``with torch.ltc.device_of(tensor):`` — the same for the device of a tensor; nothing if it is of another kind."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -115,7 +115,7 @@ class DeviceModule:
 
     @staticmethod
     def set_device(device: Any) -> None:
-        """Choose the device number that ``ltc`` without a number means in this thread; a negative one changes nothing."""
+        """Choose the number that ``ltc`` without a number means in this thread; a negative one changes nothing."""
         index = _index(device)
         if index < 0:
             return
@@ -125,7 +125,7 @@ class DeviceModule:
         mode = getattr(_local, "mode", None)
         if mode is None and index:
             mode = _local.mode = _CurrentDevice()
-            mode.__enter__()
+            mode.__enter__()  # type: ignore[no-untyped-call]
         if mode is not None:
             mode.index = index
             if index == 0 and torch.overrides._get_current_function_mode() is mode:
@@ -165,7 +165,9 @@ class DeviceModule:
 
     @staticmethod
     def max_memory_allocated(device: Any = None) -> int:
-        """The most bytes known to have been held at once since the peak was reset (see :mod:`lazytensor.device.memory`)."""
+        """The most bytes known to have been held at once since the peak was reset (see
+        :mod:`lazytensor.device.memory`).
+        """
         return memory.peak(_index(device))
 
     memory_reserved = memory_allocated  # nothing is kept in reserve
@@ -195,7 +197,7 @@ class DeviceModule:
     def empty_cache() -> None:
         """Nothing is kept in reserve."""
 
-    # --- random numbers: drawn on the host, by the CPU's generator -------------------------------------------------------
+    # --- random numbers: drawn on the host, by the CPU's generator ----------------------------------------------------
 
     @staticmethod
     def manual_seed(seed: int) -> None:
@@ -241,7 +243,9 @@ class DeviceModule:
 
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
-        """What ``torch.autocast("ltc")`` may use.  ``torch.autocast`` asks before its first use: the casts are registered then."""
+        """What ``torch.autocast("ltc")`` may use.  ``torch.autocast`` asks before its first use: the casts are
+        registered then.
+        """
         from lazytensor.device import autocast
 
         autocast.install()

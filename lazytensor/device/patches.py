@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import torch as _torch
 
 from lazytensor.device import serialization
 from lazytensor.trace import record
 from lazytensor.trace.tensors import DEVICE
 
+torch: Any = _torch  # what is patched here is more than PyTorch's type stubs know of
 _done = False
 
 
@@ -41,17 +42,17 @@ def apply() -> None:
 def forget_shortcut_on_data_assignment() -> None:
     """``x.data = y`` swaps what x looks at in C++ and tells nobody.
 
-    Symptom: after ``p.data = p.data.half()`` operations on p still used its old value, since the ``_lt`` attribute of the
-    Python object had stayed.
+    Symptom: after ``p.data = p.data.half()`` operations on p still used its old value, since the ``_lt`` attribute of
+    the Python object had stayed.
     """
-    descriptor = torch._C.TensorBase.data  # type: ignore[attr-defined]
+    descriptor = torch._C.TensorBase.data
     assign = descriptor.__set__
 
-    def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    def set_data(tensor: _torch.Tensor, new: _torch.Tensor) -> None:
         assign(tensor, new)
         tensor.__dict__.pop("_lt", None)
 
-    torch.Tensor.data = property(descriptor.__get__, set_data, doc=descriptor.__doc__)  # type: ignore[assignment,misc]
+    torch.Tensor.data = property(descriptor.__get__, set_data, doc=descriptor.__doc__)
 
 
 def forget_nodes_on_default_dtype() -> None:
@@ -61,7 +62,7 @@ def forget_nodes_on_default_dtype() -> None:
     """
     original = torch.set_default_dtype
 
-    def set_default_dtype(d: torch.dtype, /) -> None:
+    def set_default_dtype(d: _torch.dtype, /) -> None:
         original(d)
         record.drop_nodes(set())
 
@@ -92,7 +93,7 @@ def backward_on_callers_thread() -> None:
     exception"), and the user's frames were missing in backward.  The engine's switch is per thread, so it is set
     around each backward that starts on a thread where it is still on.
     """
-    import torch.autograd.graph as graph
+    graph: Any = torch.autograd.graph
 
     original = graph._engine_run_backward
 
@@ -103,21 +104,22 @@ def backward_on_callers_thread() -> None:
         return original(t_outputs, *args, **kwargs)
 
     graph._engine_run_backward = run_backward
-    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = run_backward
     torch.autograd.set_multithreading_enabled(False)
 
 
 def keep_parameters_on_conversion() -> None:
     """``module.to("ltc")`` makes new Parameter objects, where ``module.to("cuda")`` keeps the old ones.
 
-    Symptom: tied weights came apart, and an optimizer made before ``.to()`` went on updating the CPU's parameters.  PyTorch
-    keeps the objects only between devices on a list in C++.  Here the old objects are given the new contents afterwards.
+    Symptom: tied weights came apart, and an optimizer made before ``.to()`` went on updating the CPU's parameters.
+    PyTorch keeps the objects only between devices on a list in C++.  Here the old objects are given the new contents
+    afterwards.
     """
     module_type = torch.nn.Module
     original = module_type._apply
     inside = False
 
-    def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+    def apply(self: _torch.nn.Module, fn: Any, recurse: bool = True) -> _torch.nn.Module:
         nonlocal inside
         if inside:
             return original(self, fn, recurse)  # type: ignore[no-any-return]
@@ -131,10 +133,10 @@ def keep_parameters_on_conversion() -> None:
         _give_contents_back(before)
         return result  # type: ignore[no-any-return]
 
-    module_type._apply = apply  # type: ignore[method-assign]
+    module_type._apply = apply
 
 
-def _give_contents_back(before: list[tuple[torch.nn.Module, str, torch.nn.Parameter]]) -> None:
+def _give_contents_back(before: list[tuple[_torch.nn.Module, str, _torch.nn.Parameter]]) -> None:
     swapped: set[int] = set()
     for module, name, old in before:
         new = module._parameters[name]
@@ -154,13 +156,13 @@ def _give_contents_back(before: list[tuple[torch.nn.Module, str, torch.nn.Parame
 def give_storages_their_size() -> None:
     """A storage of ltc has no memory, so C++ says that it has none.
 
-    Symptom: ``x.untyped_storage().nbytes()`` was 0, and a copy made with that size failed: "The size of tensor a (0) must match
-    the size of tensor b (24)".
+    Symptom: ``x.untyped_storage().nbytes()`` was 0, and a copy made with that size failed: "The size of tensor a (0)
+    must match the size of tensor b (24)".
     """
     known = torch._C.StorageBase.nbytes
 
-    def nbytes(self: torch.UntypedStorage) -> int:
-        return serialization.nbytes(self) if hasattr(self, "_lt") else known(self)  # type: ignore[arg-type]
+    def nbytes(self: _torch.UntypedStorage) -> int:
+        return serialization.nbytes(self) if hasattr(self, "_lt") else known(self)
 
     for name in ("nbytes", "size", "__len__"):
         setattr(torch.UntypedStorage, name, nbytes)
@@ -169,17 +171,17 @@ def give_storages_their_size() -> None:
 def read_storages_from_the_cpu() -> None:
     """C++ reads and fills a storage through its memory.
 
-    Symptom: ``x.untyped_storage().cpu()``: "size does not match, self was 12 bytes but src was 0 bytes"; ``pickle.loads``, which
-    fills a storage from a file: "storage has wrong byte size: expected 24 got 0"; printing a storage: "index 0 out of range for
-    storage of size 0".
+    Symptom: ``x.untyped_storage().cpu()``: "size does not match, self was 12 bytes but src was 0 bytes";
+    ``pickle.loads``, which fills a storage from a file: "storage has wrong byte size: expected 24 got 0"; printing a
+    storage: "index 0 out of range for storage of size 0".
     """
     kind = torch.UntypedStorage
-    cpu, fill, item, copy = kind.cpu, kind._set_from_file, kind.__getitem__, kind.copy_  # type: ignore[attr-defined]
+    cpu, fill, item, copy = kind.cpu, kind._set_from_file, kind.__getitem__, kind.copy_
 
-    def to_cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    def to_cpu(self: _torch.UntypedStorage) -> _torch.UntypedStorage:
         return serialization.to_cpu(self) if hasattr(self, "_lt") else cpu(self)
 
-    def set_from_file(self: torch.UntypedStorage, *args: Any) -> Any:
+    def set_from_file(self: _torch.UntypedStorage, *args: Any) -> Any:
         if not hasattr(self, "_lt"):
             return fill(self, *args)
         memory = torch.UntypedStorage(self.nbytes())
@@ -187,19 +189,19 @@ def read_storages_from_the_cpu() -> None:
         serialization.fill(self, memory)
         return self
 
-    def getitem(self: torch.UntypedStorage, index: Any) -> Any:
+    def getitem(self: _torch.UntypedStorage, index: Any) -> Any:
         return item(to_cpu(self) if hasattr(self, "_lt") else self, index)
 
-    def copy_storage(self: torch.UntypedStorage, source: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+    def copy_storage(self: _torch.UntypedStorage, source: Any, non_blocking: bool = False) -> _torch.UntypedStorage:
         if not hasattr(self, "_lt"):
-            return copy(self, to_cpu(source) if hasattr(source, "_lt") else source, non_blocking)
+            return copy(self, to_cpu(source) if hasattr(source, "_lt") else source, non_blocking)  # type: ignore[no-any-return]
         serialization.fill(self, copy(torch.UntypedStorage(self.nbytes()), source.cpu(), non_blocking))
         return self
 
-    kind.cpu = to_cpu  # type: ignore[method-assign]
-    kind.copy_ = copy_storage  # type: ignore[method-assign,assignment]
-    kind._set_from_file = set_from_file  # type: ignore[attr-defined]
-    kind.__getitem__ = getitem  # type: ignore[method-assign,assignment]
+    kind.cpu = to_cpu
+    kind.copy_ = copy_storage
+    kind._set_from_file = set_from_file
+    kind.__getitem__ = getitem
 
 
 def make_and_clone_storages() -> None:
@@ -218,11 +220,11 @@ def make_and_clone_storages() -> None:
             return serialization.from_bytes(make(cls, *args, **kwargs), torch.device(device).index or 0)
         return make(cls, *args, **kwargs) if device is None else make(cls, *args, device=device, **kwargs)
 
-    def clone_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    def clone_storage(self: _torch.UntypedStorage) -> _torch.UntypedStorage:
         return serialization.clone(self) if hasattr(self, "_lt") else clone(self)
 
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign,assignment]
-    torch.UntypedStorage.clone = clone_storage  # type: ignore[method-assign]
+    torch.UntypedStorage.__new__ = new
+    torch.UntypedStorage.clone = clone_storage
 
 
 def share_loaded_storages() -> None:
@@ -234,7 +236,7 @@ def share_loaded_storages() -> None:
 
     def data_ptr(self: Any) -> int:
         state = getattr(self._untyped_storage, "_lt", None)
-        return original(self) if state is None else id(state)  # type: ignore[no-any-return]
+        return original(self) if state is None else id(state)
 
     torch.TypedStorage._data_ptr = data_ptr
 
@@ -246,7 +248,7 @@ def write_data_for_tensors() -> None:
     """
     original = torch.Tensor._reduce_ex_internal
 
-    def reduce_ex(self: torch.Tensor, proto: Any) -> Any:
+    def reduce_ex(self: _torch.Tensor, proto: Any) -> Any:
         if self.device.type == DEVICE and self.layout is torch.strided:
             return original(serialization.stand_in(self), proto)
         return original(self, proto)
@@ -255,15 +257,16 @@ def write_data_for_tensors() -> None:
 
 
 def print_from_the_cpu() -> None:
-    """Formatting a tensor selects its finite and non-zero elements, looks for the largest, and reads numbers one by one.
+    """Formatting a tensor selects its finite and non-zero elements, looks for the largest, and reads numbers one by
+    one.
 
     Symptom: ``print(x)`` compiled five graphs and fell back for ``masked_select``.  The CPU formats a copy.
     """
-    from torch import _tensor_str as module
+    module: Any = torch._tensor_str
 
     original = module._tensor_str
 
-    def tensor_str(self: torch.Tensor, indent: int) -> str:
+    def tensor_str(self: _torch.Tensor, indent: int) -> str:
         return original(self.cpu() if self.device.type == DEVICE else self, indent)  # type: ignore[no-any-return]
 
     module._tensor_str = tensor_str
@@ -274,7 +277,8 @@ def answer_for_the_accelerator() -> None:
 
     Symptoms: ``torch.accelerator.synchronize()``: "Backend doesn't support synchronizing all streams on device";
     ``torch.accelerator.memory_allocated()``: "Allocator for ltc is not a DeviceAllocator" (an internal assertion);
-    ``set_device_index(1)`` did nothing; ``get_device_capability()``: "Backend doesn't support getting device capabilities".
+    ``set_device_index(1)`` did nothing; ``get_device_capability()``: "Backend doesn't support getting device
+    capabilities".
     """
     from lazytensor.device.module import DeviceModule as module
 
@@ -315,7 +319,7 @@ def let_generators_be_of_ltc() -> None:
     """
     from lazytensor.device.generator import Generator
 
-    torch.Generator = Generator  # type: ignore[misc]
+    torch.Generator = Generator
 
 
 def forget_casts_with_autocast() -> None:
@@ -339,26 +343,26 @@ def refuse_dlpack() -> None:
 
     Symptom: ``x.__dlpack__()`` gave a capsule that ended the process of whoever read it.
     """
-    import torch.utils.dlpack as module
+    module: Any = torch.utils.dlpack
 
     method, function = torch.Tensor.__dlpack__, module.to_dlpack
 
-    def refuse(tensor: torch.Tensor) -> None:
+    def refuse(tensor: _torch.Tensor) -> None:
         if tensor.device.type == DEVICE:
             raise BufferError(
-                f"can't export {tensor.device} device type tensor through DLPack. Use Tensor.cpu() to copy the tensor to host "
-                "memory first."
+                f"can't export {tensor.device} device type tensor through DLPack. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
             )
 
-    def dlpack(self: torch.Tensor, **kwargs: Any) -> Any:
+    def dlpack(self: _torch.Tensor, **kwargs: Any) -> Any:
         refuse(self)
         return method(self, **kwargs)
 
-    def to_dlpack(tensor: torch.Tensor) -> Any:
+    def to_dlpack(tensor: _torch.Tensor) -> Any:
         refuse(tensor)
         return function(tensor)
 
-    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]
+    torch.Tensor.__dlpack__ = dlpack
     module.to_dlpack = torch.to_dlpack = to_dlpack
 
 
@@ -371,30 +375,30 @@ def pin_on_the_host() -> None:
     pin, pinned = torch.Tensor.pin_memory, torch.Tensor.is_pinned
     mark = "_ltc_pinned"
 
-    def is_ours(tensor: torch.Tensor) -> bool:
+    def is_ours(tensor: _torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
 
-    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    def pin_memory(self: _torch.Tensor, device: Any = None) -> _torch.Tensor:
         if not is_ours(self):
-            return pin(self)
+            return pin(self)  # type: ignore[no-any-return]
         if is_pinned(self):
             return self
         copy = self.detach().clone()
         setattr(copy.untyped_storage(), mark, True)
         return copy
 
-    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    def is_pinned(self: _torch.Tensor, device: Any = None) -> bool:
         return hasattr(self.untyped_storage(), mark) if is_ours(self) else pinned(self)
 
-    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
-    torch.Tensor.is_pinned = is_pinned  # type: ignore[method-assign,assignment]
+    torch.Tensor.pin_memory = pin_memory
+    torch.Tensor.is_pinned = is_pinned
 
 
 def record_what_was_compiled() -> None:
     """Inductor has no code generator for ltc.
 
-    Symptom: ``torch.compile(f)(x)``: "InductorError: KeyError: 'ltc'".  What Dynamo captured runs op by op on ltc instead, which
-    records it: the cut compiles it together with everything around it.
+    Symptom: ``torch.compile(f)(x)``: "InductorError: KeyError: 'ltc'".  What Dynamo captured runs op by op on ltc
+    instead, which records it: the cut compiles it together with everything around it.
     """
     wrapper = torch._TorchCompileInductorWrapper
     original = wrapper.__call__
@@ -404,4 +408,4 @@ def record_what_was_compiled() -> None:
             return model_
         return original(self, model_, inputs_)
 
-    wrapper.__call__ = call  # type: ignore[method-assign]
+    wrapper.__call__ = call

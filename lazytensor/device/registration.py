@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _setup_privateuseone_for_python_backend,
+    generate_methods_for_privateuse1_backend,
+)
 
 from lazytensor import errors
 from lazytensor.codegen import device as generated
@@ -24,7 +27,7 @@ def register() -> None:
     if owner not in ("privateuseone", DEVICE) or (owner == DEVICE and hasattr(torch, DEVICE)):
         raise errors.DeviceInUse(owner)
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule())
-    torch.utils.generate_methods_for_privateuse1_backend(
+    generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_storage=True, for_packed_sequence=False
     )
     from lazytensor.device import patches, serialization, threads

@@ -1,9 +1,9 @@
 """Storages that leave and enter the device: what ``torch.save``, ``torch.load``, ``pickle`` and ``deepcopy`` need.
 
-An ltc storage has no memory of its own, so it is never written.  What is written is the CPU storage that holds the data of its
-state: every alias of an ltc storage leads to the same CPU storage, so what was shared is shared in the file.  That storage
-carries the name of the device it stands for, and PyTorch writes the name beside the bytes as it does for every device.
-Loading goes the other way: bytes and a name become an ltc storage.
+An ltc storage has no memory of its own, so it is never written.  What is written is the CPU storage that holds the data
+of its state: every alias of an ltc storage leads to the same CPU storage, so what was shared is shared in the file.
+That storage carries the name of the device it stands for, and PyTorch writes the name beside the bytes as it does for
+every device. Loading goes the other way: bytes and a name become an ltc storage.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def fill(memory: torch.UntypedStorage, contents: torch.UntypedStorage) -> None:
 def nbytes(memory: torch.UntypedStorage) -> int:
     """How many bytes the storage's data has, or will have."""
     have = memory._lt.spec  # type: ignore[attr-defined]
-    return geometry.extent(have.size, have.stride, 0) * have.dtype.itemsize
+    return int(geometry.extent(have.size, have.stride, 0) * have.dtype.itemsize)
 
 
 def empty(size: int, device: torch.device) -> torch.UntypedStorage:
@@ -99,7 +99,9 @@ def empty(size: int, device: torch.device) -> torch.UntypedStorage:
 
 
 def register() -> None:
-    """Tell ``torch.save`` and ``torch.load`` of the device; asked before PyTorch's own rows, for the CPU's would answer."""
+    """Tell ``torch.save`` and ``torch.load`` of the device; asked before PyTorch's own rows, for the CPU's would
+    answer.
+    """
     torch.serialization.register_package(5, _tag, _restore)
 
 

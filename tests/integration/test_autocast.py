@@ -107,7 +107,7 @@ def test_custom_functions_follow_autocast() -> None:
 
         x = torch.randn(3, 3).to(device).requires_grad_()
         with torch.autocast(device, dtype=torch.bfloat16):
-            y = Product.apply((x @ x))
+            y = Product.apply(x @ x)
         y.sum().backward()
         return y
 
@@ -116,7 +116,9 @@ def test_custom_functions_follow_autocast() -> None:
 
 @pytest.mark.parametrize("poison", [None, 2])
 def test_grad_scaler(poison: int | None) -> None:
-    """A step whose gradients overflow is skipped and the scale shrinks; otherwise the update is that of unscaled training."""
+    """A step whose gradients overflow is skipped and the scale shrinks; otherwise the update is that of unscaled
+    training.
+    """
 
     def program(device: str) -> Any:
         model = nn.Linear(3, 2).to(device)

@@ -39,7 +39,9 @@ TRANSFORMS = {
     "vmap over the second dimension": lambda x: func.vmap(torch.dot, in_dims=(None, 1))(x, x.expand(2, 3).t()),
     "vmap of grad": lambda x: func.vmap(func.grad(f))(torch.stack([x, x * 2])),
     "vmap of vmap": lambda x: func.vmap(func.vmap(lambda a: a * 2 + 1))(x.expand(2, 3)),
-    "vmap with randomness": lambda x: func.vmap(lambda a: a + torch.rand_like(a), randomness="different")(x.expand(2, 3)),
+    "vmap with randomness": lambda x: func.vmap(lambda a: a + torch.rand_like(a), randomness="different")(
+        x.expand(2, 3)
+    ),
     "vmap by chunks": lambda x: func.vmap(f, chunk_size=2)(torch.stack([x, x * 2, x * 3])),
     "functionalize": lambda x: func.functionalize(lambda y: y.clone().add_(1).view(-1).mul_(2))(x),
 }
@@ -47,7 +49,9 @@ TRANSFORMS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def decompositions_loaded() -> None:
-    """PyTorch's decompositions for forward mode warn of torch.jit.script when they are loaded, on whichever device comes first."""
+    """PyTorch's decompositions for forward mode warn of torch.jit.script when they are loaded, on whichever device
+    comes first.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         func.jvp(vector, (torch.ones(3),), (torch.ones(3),))

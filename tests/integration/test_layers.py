@@ -13,13 +13,15 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lazytensor.trace.ir import walk
 
-# On any device but the CPU, PyTorch computes a cell's gates by matrix products and adds the biases afterwards; the CPU adds the bias
-# within the product, which rounds once less.
+# On any device but the CPU, PyTorch computes a cell's gates by matrix products and adds the biases afterwards; the CPU
+# adds the bias within the product, which rounds once less.
 CELLS = 2e-6
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}]
+)
 def test_recurrent_layers(kind: Any, options: dict[str, Any]) -> None:
     def program(device: str) -> Any:
         layer = kind(3, 4, **options).to(device)

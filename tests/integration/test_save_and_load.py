@@ -32,7 +32,9 @@ TENSORS = {
     "number": lambda d: torch.tensor(3, device=d),
     "empty": lambda d: torch.empty(0, 3, device=d),
     "transposed": lambda d: torch.arange(6.0, device=d).view(2, 3).t(),
-    "channels_last": lambda d: torch.arange(24.0, device=d).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    "channels_last": lambda d: (
+        torch.arange(24.0, device=d).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+    ),
     "part": lambda d: torch.arange(9.0, device=d)[3:7:2],
     "expanded": lambda d: torch.arange(3.0, device=d).expand(2, 3),
     "conjugate": lambda d: (torch.arange(6.0, device=d) * 1j).conj(),
@@ -128,7 +130,11 @@ def test_a_device_that_is_not_there_is_named() -> None:
 def test_the_file_does_not_need_lazytensor(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"x": torch.arange(3.0, device="ltc"), "p": nn.Parameter(torch.ones(2, device="ltc"))}, path)
-    code = f"import torch; d = torch.load({str(path)!r}, map_location='cpu'); print(d['x'].tolist(), type(d['p']).__name__)"
+    code = f"""
+        import torch
+        loaded = torch.load({str(path)!r}, map_location="cpu")
+        print(loaded["x"].tolist(), type(loaded["p"]).__name__)
+    """
     result = subprocess_run(code)
     assert result.stdout.strip() == "[0.0, 1.0, 2.0] Parameter", result.stderr
 

@@ -146,7 +146,9 @@ def test_generators() -> None:
 
 def test_numpy_gives_pytorchs_message() -> None:
     x = torch.ones(2, device="ltc")
-    message = r"can't convert ltc:0 device type tensor to numpy. Use Tensor.cpu\(\) to copy the tensor to host memory first"
+    message = (
+        r"can't convert ltc:0 device type tensor to numpy. Use Tensor.cpu\(\) to copy the tensor to host memory first"
+    )
     for convert in (x.numpy, lambda: np.asarray(x)):
         with pytest.raises(TypeError, match=message):
             convert()
