@@ -15,8 +15,11 @@ from myst_parser.mdit_to_docutils.base import default_slugify
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
+from typer.main import get_command
 
 import lazytensor as lt
+from lazytensor.cli.app import app
+from lazytensor.device.module import DeviceModule
 
 HERE = Path(__file__).parent.parent
 MODULES = ("errors", "metrics", "settings", "testing")
@@ -42,7 +45,8 @@ def methods(kind: type) -> list[str]:
     return [
         name
         for name, value in vars(kind).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property | classmethod))
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod))
     ]
 
 
@@ -58,6 +62,8 @@ def identifiers() -> Iterator[Identifier]:
     """Every public identifier."""
     for name in sorted(lt.__all__):
         value = getattr(lt, name)
+        if isinstance(value, str):
+            continue
         yield Identifier(f"lt.{name}", f"lazytensor.{name}", (f"lt.{name}", f"lazytensor.{name}"))
         if inspect.isclass(value):
             for method in methods(value):
@@ -66,6 +72,10 @@ def identifiers() -> Iterator[Identifier]:
         for name in members(getattr(lt, module)):
             words = (f"lt.{module}.{name}", f"lazytensor.{module}.{name}", name)
             yield Identifier(f"lt.{module}.{name}", f"lazytensor.{module}.{name}", words)
+    for name in methods(DeviceModule):
+        yield Identifier(f"torch.ltc.{name}", f"lazytensor.device.module.DeviceModule.{name}", (f"torch.ltc.{name}",))
+    for command in get_command(app).commands:  # type: ignore[attr-defined]
+        yield Identifier(f"lazytensor {command}", None, (f"lazytensor {command}",))
     for setting in lt.settings.all_settings():
         yield Identifier(f"lt.settings.{setting.name}", None, (setting.name,))
         yield Identifier(setting.env, None, (setting.env, setting.name))
@@ -152,12 +162,18 @@ class Keywords(SphinxDirective):
         """One table."""
         self.env.note_reread()
         known = sections()
-        rows = ["| identifier | explained in | reference |", "|---|---|---|"]
-        for identifier in sorted(identifiers(), key=lambda i: i.name.lower()):
-            section = explaining(identifier, known)
-            where = f"[{plain(section.title)}]({section.page}.md#{section.slug})" if section else ""
-            entry = f"{{py:obj}}`{identifier.target}`" if identifier.target else ""
-            rows.append(f"| `{identifier.name}` | {where} | {entry} |")
+        every = sorted(identifiers(), key=lambda i: i.name.lower())
+        found = {identifier.name: explaining(identifier, known) for identifier in every}
+        device = next(s for s in known if s.page == "concepts" and s.title == "The device")
+        rows = ["| identifier | explained in |", "|---|---|"]
+        for name, target, _ in every:
+            # A method is explained where its class is, a function of the device module where the device is.
+            section = (
+                found[name] or found.get(name.rpartition(".")[0]) or (device if name.startswith("torch.") else None)
+            )
+            where = f"[{plain(section.title)}]({section.page}.md#{section.slug})" if section else "the reference"
+            entry = f"{{py:obj}}`{name} <{target}>`" if target else f"`{name}`"
+            rows.append(f"| {entry} | {where} |")
         return self.parse_text_to_nodes("\n".join(rows))
 
 
@@ -180,6 +196,14 @@ class Reference(SphinxDirective):
                 value = getattr(lt, name)
                 kind = "autoclass" if inspect.isclass(value) else "autofunction"
                 lines += [f".. {kind}:: lazytensor.{name}", *(["   :members:"] if kind == "autoclass" else []), ""]
+        lines += [
+            "torch.ltc",
+            "---------",
+            "",
+            ".. autoclass:: lazytensor.device.module.DeviceModule",
+            "   :members:",
+            "",
+        ]
         for name in MODULES:
             title = f"lt.{name}"
             lines += [title, "-" * len(title), "", f".. automodule:: lazytensor.{name}", "   :no-members:", ""]
@@ -205,8 +229,9 @@ class Operations(SphinxDirective):
         )
         table = (
             '<input id="op-filter" type="search" placeholder="filter" aria-label="filter the table">'
-            '<div class="table-wrapper"><table class="docutils" id="op-table"><thead><tr><th>overload</th><th>kind</th>'
-            f"<th>remark</th></tr></thead><tbody>{rows}</tbody></table></div>"
+            '<div style="overflow-x: auto"><table class="docutils" id="op-table" style="width: 100%"><thead>'
+            "<tr><th>overload</th><th>kind</th><th>remark</th></tr></thead>"
+            f"<tbody>{rows}</tbody></table></div>"
             "<script>document.getElementById('op-filter').addEventListener('input', e => {"
             "const w = e.target.value.toLowerCase();"
             "for (const r of document.querySelectorAll('#op-table tbody tr'))"
@@ -231,15 +256,15 @@ def operations() -> list[tuple[str, str, str]]:
     return sorted(rows)
 
 
-def list_other_pages(app: Sphinx, page: str, text: list[str]) -> None:
+def list_other_pages(sphinx: Sphinx, page: str, text: list[str]) -> None:
     """Put the pages that no table of contents names where the front page has room for them."""
     if page == "index":
         named = set(re.findall(r"^[\w/]+$", text[0], re.MULTILINE)) | {"index"}
-        others = sorted(p for p in app.env.found_docs if p not in named and "/" not in p)
+        others = sorted(p for p in sphinx.env.found_docs if p not in named and "/" not in p)
         text[0] = text[0].replace("(pages that no other list has)", "\n".join(others))
 
 
-def setup(app: Sphinx) -> ExtensionMetadata:
+def setup(sphinx: Sphinx) -> ExtensionMetadata:
     """Register the pages."""
     directives: dict[str, Any] = {
         "lazytensor-settings": Settings,
@@ -248,6 +273,6 @@ def setup(app: Sphinx) -> ExtensionMetadata:
         "lazytensor-ops": Operations,
     }
     for name, directive in directives.items():
-        app.add_directive(name, directive)
-    app.connect("source-read", list_other_pages)
+        sphinx.add_directive(name, directive)
+    sphinx.connect("source-read", list_other_pages)
     return {"parallel_read_safe": True}

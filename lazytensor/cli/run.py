@@ -33,6 +33,7 @@ def run(
         typer.Option(help="What ltc stands in for; auto: cuda if the program speaks of it."),
     ] = Replace.auto,
     backend: Annotated[str | None, typer.Option(help="The backend to use.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page about the run to this file (.html).")] = None,
     json: AsJson = False,
 ) -> None:
     """Run a program that was written for CUDA or the CPU on [bold]ltc[/bold], unchanged.
@@ -85,9 +86,12 @@ def run(
         "cuts": sum(after[k] - before[k] for k in ("hits", "misses")),
         "compiled": after["misses"] - before["misses"],
         "from_cache": after["hits"] - before["hits"],
+        "causes": _causes(lt),
         "fallbacks": {k: n - before["fallbacks"].get(k, 0) for k, n in after["fallbacks"].items()},
         "exit_code": code,
     }
+    if report is not None:
+        result["report"] = str(lt.report(report))
     if json:
         print_json(result)
     else:
@@ -110,6 +114,14 @@ def _counts(lt: Any) -> dict[str, Any]:
         "misses": info["misses"],
         "fallbacks": {name: lt.metrics.counter_value(name) or 0 for name in names},
     }
+
+
+def _causes(lt: Any) -> list[dict[str, Any]]:
+    """Which lines cut, most often first."""
+    lines = sorted(lt.syncs().data["lines"], key=lambda line: -line["count"])
+    return [
+        {key: line[key] for key in ("reason", "file", "line", "count", "splits")} for line in lines if line["count"]
+    ]
 
 
 def _without_this_file(error: Exception) -> Exception:
@@ -137,8 +149,14 @@ def _summary(result: dict[str, Any]) -> None:
         f"{result['seconds']:.1f} s, exit code {result['exit_code']}"
     )
     err.print(f"[bold]cuts[/bold]       {cuts}, of which {result['from_cache']} found their graph in the cache")
+    for cause in result["causes"][:5]:
+        place = f"{Path(cause['file']).name}:{cause['line']}"
+        split = f", split a step {cause['splits']} times" if cause["splits"] else ""
+        err.print(f"           {cause['count']} × {escape(cause['reason'])} at {escape(place)}{split}")
     err.print(f"[bold]compiled[/bold]   {compiled} graphs")
     if result["fallbacks"]:
         err.print("[bold]fallbacks[/bold]  " + ", ".join(f"{k} × {n}" for k, n in sorted(result["fallbacks"].items())))
     else:
         err.print("[bold]fallbacks[/bold]  none")
+    if "report" in result:
+        err.print(f"[bold]report[/bold]     {escape(result['report'])}")
