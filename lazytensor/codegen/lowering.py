@@ -63,6 +63,8 @@ class TSLoweringContext:
                 return self._list(())
         if isinstance(argument, torch.device):
             argument = torch.device("cpu")
+        if isinstance(argument, torch.memory_format | torch.layout):
+            argument = _ENUMERATED[argument]
         if argument is None:
             node = self.graph.create("prim::Constant", [], 1)
             self.graph.insertNode(node)
@@ -154,4 +156,12 @@ _NUMBERS: dict[type, Callable[[], Any]] = {
     int: torch._C.IntType.get,
     float: torch._C.FloatType.get,
     complex: torch._C.ComplexType.get,
+}
+# TorchScript writes these as the numbers of their C++ enumerations.
+_ENUMERATED: dict[Any, int] = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+    torch.strided: 0,
 }

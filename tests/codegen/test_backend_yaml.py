@@ -345,7 +345,9 @@ CASES = {
     ),
     "unknown option": (
         HEAD + "full_codegen:\n  - {op: abs, shap: f}",
-        [r'4: unexpected key "shap"; the keys are op, properties, shape, structure, deterministic; did you mean shape\?$'],
+        [
+            r'4: unexpected key "shap"; the keys are op, properties, shape, structure, deterministic; did you mean shape\?$'
+        ],
     ),
     "option without an operator": (
         HEAD + "full_codegen:\n  - {shape: f}",
