@@ -78,6 +78,8 @@ def to_copy(
 @kernel("copy_")
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """``copy_`` in every direction."""
+    if src is self:
+        return self
     if self.device.type != "ltc":
         data = fallback.data_of(src, "copy to " + str(self.device))
         with shapes.clean():
@@ -148,15 +150,15 @@ def as_strided_(self: torch.Tensor, size: Any, stride: Any, storage_offset: int 
 
 
 def _inplace_view(name: str) -> None:
-    """``transpose_`` and its like: the op itself, on a tensor without memory, tells the geometry."""
+    """``transpose_`` and its like: the op itself tells the geometry, on a CPU tensor whose memory is never touched."""
     inplace_op = Op("aten::" + name)
 
     @kernel(name)
     def inplace(self: torch.Tensor, *args: Any) -> torch.Tensor:
         with shapes.clean():
-            meta = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-            inplace_op.overload(meta, *args)
-        return geometry.regard(self, meta.shape, meta.stride(), self.storage_offset() + meta.storage_offset())
+            stand = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype)
+            inplace_op.overload(stand, *args)
+        return geometry.regard(self, stand.shape, stand.stride(), self.storage_offset() + stand.storage_offset())
 
 
 for _name in ("squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_", "transpose_", "t_"):

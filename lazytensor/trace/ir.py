@@ -42,6 +42,11 @@ _kept = 0  # nodes that survived the last sweep
 _since = 0  # the sequence number then
 
 
+def nodes_made() -> int:
+    """How many nodes were ever made."""
+    return _made
+
+
 def node_count() -> int:
     """About how many nodes are interned: those kept by the last sweep and those made since."""
     return _kept + _made - _since
@@ -66,7 +71,7 @@ class Spec:
     bits: int  # 1: seen conjugated, 2: seen negated (the bits PyTorch sets on an alias instead of computing)
     numel: int
     nbytes: int
-    plain: bool  # contiguous, offset 0, on device 0: what the fastest way of making a tensor makes
+    plain: bool  # contiguous, not empty, offset 0, on device 0: what the fastest way of making a tensor makes
 
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -104,7 +109,7 @@ def spec(
             numel *= length
         found.numel = numel
         found.nbytes = numel * dtype.itemsize
-        found.plain = device == 0 and offset == 0 and bits == 0 and stride == contiguous_stride(size)
+        found.plain = numel > 0 and device == 0 and offset == 0 and bits == 0 and stride == contiguous_stride(size)
         _specs[key] = found
     return found
 

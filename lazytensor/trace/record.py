@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from lazytensor import errors, settings
-from lazytensor.trace import checks, shapes, source
-from lazytensor.trace.ir import Node, Op, Spec, Value, flatten, make_node, spec_of, values_in
+from lazytensor.trace import shapes, source
+from lazytensor.trace.ir import Node, Op, Spec, Value, flatten, make_node, spec, spec_of, values_in
 from lazytensor.trace.storage import CPU_SCALAR, make, make_view
 
 ops: dict[str, Op] = {}
 
 # Set by the layer above, which knows how to cut: trace knows nothing of execution.
 run_eagerly: Callable[[Any, tuple[Any, ...], Exception], Any]
-check_budget: Callable[[int], None] = lambda depth: None
+# Called with a new table entry, and only when nothing but tensors holds values any more: it may cut.
+check_budget: Callable[[Any], None] = lambda entry: None
 
 
 # How the backend in force records some ops otherwise than as themselves (see lazytensor.backend.lowering.IrBuilder).
@@ -41,6 +42,8 @@ mutations: list[Mutation] = []
 
 def drop_nodes(keep: set[Node]) -> None:
     """Forget every interned node but these.  Leaves stay: they are few and shared by all."""
+    _inferred.clear()
+    shapes.inferred_mutations.clear()
     for each in ops.values():
         if each.table:
             kept = {k: v for k, v in each.table.items() if keep and _nodes(v) <= keep}
@@ -79,14 +82,24 @@ def intern(op: Op, args: tuple[Any, ...]) -> Any:
 
 def _build(op: Op, args: tuple[Any, ...]) -> Any:
     device = _common_device(args)
-    result = shapes.infer(op, args)
-    checks.ask_cpu(op, args)
-    specs: list[Spec | None] = []
-    layout = _structure(result, device, specs)
+    question = (op, device, shapes.looks(args))
+    known = _inferred.get(question)
+    if known is None:
+        result = shapes.infer(op, args)
+        specs: list[Spec | None] = []
+        layout = _structure(result, device, specs)
+        if len(_inferred) > 100_000:
+            _inferred.clear()
+        known = _inferred[question] = (layout, specs)
+    layout, specs = known
     if op.name in recordings:
         return _as_recorded(recordings[op.name](*args), layout, specs)
     node = make_node(op, shapes.settle(op, args, specs), specs, source.here(op, args))
     return _fill(layout, node.outputs)
+
+
+# What was inferred, by what the arguments look like: a new structure is often a known op on tensors of known geometry.
+_inferred: dict[tuple[Any, ...], tuple[Any, list[Spec | None]]] = {}
 
 
 def _structure(result: Any, device: int, specs: list[Spec | None]) -> Any:
@@ -144,7 +157,7 @@ def record(op: Op, args: tuple[Any, ...]) -> Any:
     except shapes.CannotInfer as reason:
         return run_eagerly(op.overload, args, reason)
     tensors = wrap(entry)
-    check_budget(_depth(entry))
+    check_budget(entry)
     return tensors
 
 
@@ -163,14 +176,6 @@ def wrap(entry: Any) -> Any:
     if entry is None:
         return None
     return type(entry)(wrap(part) for part in entry)
-
-
-def _depth(entry: Any) -> int:
-    while entry.__class__ is not Value:
-        entry = next((part for part in entry if part), None)
-        if entry is None:
-            return 0
-    return int(entry.node.depth)
 
 
 def derive(proto: Value, parent: Value) -> Value:
@@ -248,14 +253,22 @@ class Mutation:
         count = len(wanted)
         if outs and any(v.dtype is not o.dtype for v, o in zip(results, outs, strict=True)):
             shapes.check_out(self, args, outs, results)
+        if outs:
+            wanted = [w if w is o else _resized(w, v.spec) for w, o, v in zip(wanted, outs, results, strict=True)]
         new = [_conform_all(v, w) for v, w in zip(results[len(results) - count :], wanted, strict=True)]
         found = (results[: len(results) - count], new)
         if general:
             self.table[(*args, *outs, *out_values)] = found
         elif not outs:
             self.apart[args] = found
-        check_budget(_depth(entry))
         return found
+
+
+def _resized(wanted: Spec, result: Spec) -> Spec:
+    """The geometry of an out= tensor that was resized: it is laid out as a new result would be."""
+    if wanted.size != result.size or wanted.offset:
+        return wanted
+    return spec(result.size, result.stride, 0, wanted.dtype, wanted.device)
 
 
 def _conform_all(value: Any, wanted: Any) -> Any:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazytensor.trace import storage
+from lazytensor.trace import elementwise, storage
 from lazytensor.trace.ir import Const, Number, Op, Spec, Value, flatten, spec_of, values_in
 
 if TYPE_CHECKING:
@@ -51,8 +50,9 @@ def _convert(argument: Any, convert: Callable[[Any], Any]) -> Any:
 class _Stand:
     """Turns canonical arguments into tensors of another device with the same geometry, and numbers into numbers."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, fill: int = 0) -> None:
         self.device = device
+        self.fill = fill
         self.made: dict[Any, torch.Tensor] = {}
 
     def __call__(self, argument: Any) -> Any:
@@ -75,7 +75,7 @@ class _Stand:
                 return _empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
             base = _empty_strided((_extent(spec),), (1,), dtype=spec.dtype, device="meta")
         else:
-            base = torch.ops.aten.zeros.default([_extent(spec)], dtype=spec.dtype, device="cpu")
+            base = torch.ops.aten.full.default([_extent(spec)], self.fill, dtype=spec.dtype, device="cpu")
         return with_bits(base.as_strided(spec.size, spec.stride, spec.offset), spec.bits)
 
 
@@ -130,10 +130,63 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
     except Exception as refusal:
         result = _without_meta(op, args, refusal)
     else:
-        if op.name in CPU_DECIDES:
-            with suppress(Exception):  # zeros may be bad data: then the meta kernel is right about the rest
-                result = on_zeros(op, args)
+        if not op.view:
+            result = _as_the_cpu(op, args, result, positional)
     return result if op.view else _in_own_memory(_wanted(op, args, result))
+
+
+CHEAP = 1 << 14  # elements, in and out, up to which the CPU kernel itself is asked: it is then quicker than most meta kernels
+
+
+def _as_the_cpu(op: Op, args: tuple[Any, ...], result: Any, operands: list[Any]) -> Any:
+    """What a meta kernel said, set right where the CPU kernel says otherwise: other strides, or an error it lets pass."""
+    tags = op.overload.tags
+    if op.name not in CPU_DECIDES:
+        if _DATA_DEPENDENT & set(tags) or not op.name.startswith("aten::"):
+            return result
+        values = list(values_in(args))
+        limit = CHEAP if len({v.dtype for v in values}) < 2 else CHEAP << 6  # most errors they let pass are about mixed dtypes
+        if sum(v.spec.numel for v in values) + _elements(result) > limit:
+            return _elementwise(result, operands) if torch.Tag.pointwise in tags else result
+    try:
+        found = on_zeros(op, args)
+    except Exception as error:
+        # Zeros may be bad data.  What is wrong with ones as well is wrong with any; but a matrix of either is singular.
+        if not isinstance(error, torch.linalg.LinAlgError) and str(_error_on(op, args, 1)) == str(error):
+            raise error.with_traceback(None) from None
+        return result
+    return found if op.name in CPU_DECIDES or _sizes(found) == _sizes(result) else result
+
+
+def _error_on(op: Op, args: tuple[Any, ...], fill: int) -> Exception | None:
+    try:
+        on_zeros(op, args, fill)
+    except Exception as error:
+        return error
+    return None
+
+
+def _elements(result: Any) -> int:
+    if isinstance(result, tuple | list):
+        return sum(map(_elements, result))
+    return result.numel() if isinstance(result, torch.Tensor) else 0
+
+
+def _sizes(result: Any) -> Any:
+    if isinstance(result, tuple | list):
+        return [_sizes(r) for r in result]
+    return result.shape if isinstance(result, torch.Tensor) else None
+
+
+def _elementwise(result: Any, arguments: list[Any]) -> Any:
+    """An elementwise result with the strides of the CPU's iterator."""
+    operands = [a for a in arguments if isinstance(a, torch.Tensor)]
+    if not isinstance(result, torch.Tensor) or not operands:
+        return result
+    shape = tuple(result.shape)
+    if tuple(torch.broadcast_shapes(*[t.shape for t in operands])) != shape:
+        return result
+    return _empty_strided(shape, elementwise.strides(shape, operands), dtype=result.dtype, device="meta")
 
 
 def _wanted(op: Op, args: tuple[Any, ...], result: Any) -> Any:
@@ -183,9 +236,9 @@ def _without_meta(op: Op, args: tuple[Any, ...], refusal: Exception) -> Any:
 _DATA_DEPENDENT = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
-def on_zeros(op: Op, args: tuple[Any, ...]) -> Any:
-    """What the CPU gives, or raises, for this call on zeros of the same geometry."""
-    positional, keyword = call_arguments(op, args, _Stand("cpu"))
+def on_zeros(op: Op, args: tuple[Any, ...], fill: int = 0) -> Any:
+    """What the CPU gives, or raises, for this call on zeros, or on another number, of the same geometry."""
+    positional, keyword = call_arguments(op, args, _Stand("cpu", fill))
     with clean(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return op.overload._op(*positional, **keyword)
@@ -217,12 +270,16 @@ def infer_mutation(
     Its own geometry, unless an out= argument had to be resized.  Two storages may have the same value, so the values tell only
     whether written memory *could* be that of another argument; ``shared`` tells whether it is.
     """
+    written = [args[i] for i in mutation.positions]
+    twice, aliased = _suspicions(args, written, out_values)
+    question = None if twice or aliased else (mutation, device, outs, looks(args))
+    known = inferred_mutations.get(question)
+    if known is not None:
+        return known, True
     stand = _Apart("meta")
     out_tensors = [stand.tensor(s) for s in outs]
     failed = _try(mutation, args, stand, out_tensors)
-    written = [args[i] for i in mutation.positions]
     specs = outs or tuple(v.spec for v in values_in(written))
-    twice, aliased = _suspicions(args, written, out_values)
     general = True
     if twice or aliased:
         sharing = _Sharing("cpu")
@@ -242,9 +299,48 @@ def infer_mutation(
             raise error
         if overlap or outs or not isinstance(failed, NotImplementedError):  # else only the meta kernel is missing
             raise CannotInfer(str(failed).split("\n", 1)[0] if failed else "elements it writes share memory")
-    if outs:
-        return [spec_of(t, device) for t in out_tensors], general
-    return [_specs(w) for w in written], general
+    elif not aliased and sum(v.spec.numel for v in values_in(args)) <= CHEAP:
+        _ask_about_mutation(mutation, args, outs)
+    wanted = [spec_of(t, device) for t in out_tensors] if outs else [_specs(w) for w in written]
+    if question is not None:
+        if len(inferred_mutations) > 100_000:
+            inferred_mutations.clear()
+        inferred_mutations[question] = wanted
+    return wanted, general
+
+
+def _ask_about_mutation(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...]) -> None:
+    """Raise the error of a mutating call that its meta kernel lets pass, if the CPU raises it whatever the data.
+
+    Symptom: ``float_tensor += complex_tensor`` was recorded, and lost the imaginary part.
+    """
+    said = []
+    for fill in (0, 1):
+        stand = _Apart("cpu", fill)
+        error = _try(mutation, args, stand, [stand.tensor(s) for s in outs])
+        if error is None:
+            return
+        said.append(str(error))
+    if said[0] == said[1]:
+        raise error
+
+
+# Like the one that record keeps for functional ops: what was inferred, by what the arguments look like.
+inferred_mutations: dict[tuple[Any, ...] | None, list[Any]] = {}
+
+
+def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the geometry of results can depend on: of a value what it looks like, of a number its type, and all the rest."""
+    return tuple([_look(a) for a in args])
+
+
+def _look(argument: Any) -> Any:
+    kind = argument.__class__
+    if kind is Value:
+        return argument.spec
+    if kind is Number:
+        return argument.kind
+    return looks(argument) if kind is tuple else argument
 
 
 def _try(mutation: Mutation, args: tuple[Any, ...], stand: _Stand, outs: list[torch.Tensor]) -> Exception | None:

@@ -1,0 +1,74 @@
+"""A program that never reads anything is cut by itself before it has recorded too much.
+
+Asked on a miss only: a structure that is recorded again was within the budget when it was new.  Three things are bounded: how deep
+the pending graph is, how many operations were new since the last cut, and how many bytes the pending results need.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from lazytensor import settings
+from lazytensor.execute import cut as cutting
+from lazytensor.inspect import events
+from lazytensor.trace import ir, source
+from lazytensor.trace.ir import Value
+
+log = logging.getLogger("lazytensor")
+
+
+class _Since:
+    """What was new since the last cut.  The bytes are an upper bound: what has died is still counted."""
+
+    cuts = -1
+    nodes = 0
+    bytes = 0
+
+
+_said = False
+
+
+def check(entry: Any) -> None:
+    """Cut if what is pending, with this new table entry, is over the budget."""
+    cuts = cutting.hits + cutting.misses
+    if cuts != _Since.cuts:
+        _Since.cuts, _Since.nodes, _Since.bytes = cuts, ir.nodes_made(), 0
+    depth = 0
+    for part in ir.flatten(_parts(entry)):
+        if part.__class__ is Value:
+            depth = part.node.depth
+            _Since.bytes += part.spec.nbytes
+    pending = max(depth, ir.nodes_made() - _Since.nodes)
+    if pending > settings.max_pending:
+        _cut(f"{pending:,} operations are pending (max_pending is {settings.max_pending:,})")
+    elif _Since.bytes > settings.max_pending_bytes:
+        _Since.bytes = sum(s.value.spec.nbytes for s in cutting.pending() if s.value is not None)
+        if _Since.bytes > settings.max_pending_bytes:
+            _cut(f"pending results need {_Since.bytes:,} bytes (max_pending_bytes is {settings.max_pending_bytes:,})")
+
+
+def _parts(entry: Any) -> tuple[Any, ...]:
+    """A table entry, of which parts may be lists, as nested tuples."""
+    if isinstance(entry, list | tuple):
+        return tuple([_parts(part) for part in entry])
+    return (entry,)
+
+
+def _cut(why: str) -> None:
+    global _said
+    if not _said:
+        _said = True
+        frame = source.user_frame(sys._getframe(1))
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "<unknown>"
+        log.warning(
+            "lazytensor: %s at %s, so they run now.  Call lazytensor.sync() where a step ends.  (This is said once.)",
+            why,
+            where,
+        )
+    guard, events.guard = events.guard, None  # nobody reads a value here
+    try:
+        cutting.cut("budget")
+    finally:
+        events.guard = guard
