@@ -28,7 +28,7 @@ def command(
     from rich.console import Console
 
     from lazytensor import settings
-    from lazytensor.conformance import longrun, opinfo, table
+    from lazytensor.conformance import longrun, opinfo, suite, table
 
     where = state or settings.cache_directory() / "conformance" / f"{backend}{'-all' if all else ''}.jsonl"
     names = [str(d).removeprefix("torch.") for d in opinfo.DTYPES]
@@ -43,11 +43,15 @@ def command(
     _run_with_progress(chunks, kept, longrun.worker_command(backend), jobs)
     keys = {chunk.key[:2] for chunk in chunks}
     found = table.table([r for r in kept.rows if (r["op"], r["dtype"]) in keys], kept.header)
+    broken = [] if op else suite.broken(backend, found)
     if json is not None:
         table.write_json(found, json)
     if html is not None:
         table.write_html(found, html)
     out = Console(highlight=False)
+    for finding in broken:
+        out.print(f"[red]✗[/red] {finding['group']}: {finding['name']}: ", end="")
+        out.print(finding["detail"][:300], markup=False)
     wrong = [(c, f) for c in found["cells"] for f in c["failures"]]
     for cell, failure in wrong[:40]:
         told = f"{cell['op']} {cell['dtype']}, {failure['form']} {failure['sample']}: {failure['status']}"
@@ -57,7 +61,9 @@ def command(
         out.print(f"… and {len(wrong) - 40} more; --json has all of them")
     for line in table.summary(found):
         out.print(line)
-    raise typer.Exit(1 if wrong else 0)
+    if not op:
+        out.print(f"{len(found['behaviours']) - len(broken)} of {len(found['behaviours'])} behaviours kept")
+    raise typer.Exit(1 if wrong or broken else 0)
 
 
 def plan(ops: list[str] | None, dtypes: list[str], limit: int | None, forms: tuple[str, ...], every: int) -> list[Any]:

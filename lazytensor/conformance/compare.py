@@ -23,6 +23,7 @@ class Rule:
     exact: bool = True  # every bit; otherwise within PyTorch's tolerance for the dtype
     values: bool = True  # False for memory that was never written
     strides: bool = True
+    grad_flags: bool = True  # requires_grad
 
 
 def difference(expected: Any, found: Any, rule: Rule) -> str | None:
@@ -58,7 +59,7 @@ def _leaf(expected: Any, found: Any, rule: Rule) -> str | None:
 def _tensor(expected: torch.Tensor, found: torch.Tensor, rule: Rule) -> str | None:
     for name in ("dtype", "shape", "layout", "requires_grad"):
         a, b = getattr(expected, name), getattr(found, name)
-        if a != b:
+        if a != b and (rule.grad_flags or name != "requires_grad"):
             return f"{name} is {b}, on CPU {a}"
     if expected.layout is not torch.strided:
         return _values(expected.to_dense(), found.to_dense().cpu(), rule) if rule.values else None

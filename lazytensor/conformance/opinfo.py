@@ -17,7 +17,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -273,7 +273,7 @@ def _judge(cpu: _Ran, found: _Ran, target: Target, op: Any) -> tuple[str, str]:
         return EQUAL, ""
     rule = target.rule
     if op.name in UNINITIALISED:
-        rule = Rule(rule.exact, False, rule.strides)
+        rule = replace(rule, values=False)
     told = difference(cpu.result, found.result, rule)
     if told is None and rule.exact and not torch.equal(cpu.generator, found.generator):
         told = "the random number generator stands at another place afterwards"
