@@ -107,7 +107,7 @@ def _run_pending(cause: str, wait: bool) -> None:
         return
     if events.guard is not None:
         events.guard(cause)
-    profiled = events.profiling() and events.span("lazytensor::cut")  # ends when this call does
+    profiled = events.span("lazytensor::cut") if events.profiling() else None  # ends when this call does
     values += storage.effects
     backend = registry.current()
     key = (backend, *values, *replaced)
@@ -129,7 +129,7 @@ def _run_pending(cause: str, wait: bool) -> None:
     inputs = [leaf_data[i] for i in computation.data] if not memory.in_use else memory.fit(backend, computation.data)
     inputs += [numbers[i] for i in computation.numbers]
     timing.collect = time.perf_counter() - started - timing.compile
-    if backend.asynchronous and settings.run_in_background and events.take_over is None and not profiled:
+    if backend.asynchronous and settings.run_in_background and events.take_over is None and profiled is None:
         _send(cause, computation, inputs, states, views, hit, started, timing)
         if wait:
             settle()
@@ -139,7 +139,7 @@ def _run_pending(cause: str, wait: bool) -> None:
         pipeline.drain()
     inputs = [_now(data) for data in inputs]
     try:
-        if events.take_over is None and not profiled:
+        if events.take_over is None and profiled is None:
             results = computation.run(*inputs)
         else:
             results = events.run_watched(computation, inputs)

@@ -106,7 +106,7 @@ def test_map_location_to_ltc(location: Any) -> None:
     whole, part = through_file([x, x[2:]], map_location=location)
     assert whole.device == part.device
     assert whole.device.type == "ltc"
-    if "1" in str(location):
+    if not callable(location) and "1" in str(location):
         assert whole.device.index == 1
     assert bits(whole) == bits(x)
     assert bits(part) == bits(x[2:])
