@@ -117,6 +117,8 @@ class _Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             raise CannotDecompose(f"its decomposition writes in place ({func.name()})")
+        if func.namespace == "prims":
+            raise CannotDecompose("its decomposition ends in PyTorch's prims, not in ATen")
         if "empty" in func._schema.name:  # what is put there afterwards does not show: a kernel may write memory directly
             raise CannotDecompose("its decomposition fills memory")
         result = func(*args, **kwargs)
@@ -127,17 +129,26 @@ class _Recording(TorchDispatchMode):
             except CannotDecompose:
                 pass
             else:
-                self.depth += 1
-                with self:
-                    again = inner(*args, **kwargs)
-                self.depth -= 1
-                if again is not NotImplemented:
+                if (again := self._inner(inner, args, kwargs)) is not NotImplemented:
                     return again
         self.nodes.append(made)
         for tensor, value in zip(_tensors(result), made.outputs, strict=True):
             if tensor is not None and value is not None:
                 self._know(tensor, value)
         return result
+
+    def _inner(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record a decomposition inside this one; NotImplemented if it cannot be."""
+        self.depth += 1
+        before = len(self.nodes)
+        try:
+            with self:
+                return function(*args, **kwargs)
+        except CannotDecompose:
+            del self.nodes[before:]
+            return NotImplemented
+        finally:
+            self.depth -= 1
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """The op and its canonical arguments."""
