@@ -208,3 +208,15 @@ def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
     path.
     """
     return False
+
+
+@composite("kron.out")
+def kron_out(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """PyTorch writes through ``_unsafe_view``, which on the CPU is an alias although its schema says it is not.
+
+    Symptom: ``torch.kron(a, b, out=c)`` left c as it was.
+    """
+    result = torch.kron(self, other)
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return out.copy_(result)

@@ -19,7 +19,7 @@ from lazytensor.inspect import events, metrics
 from lazytensor.trace import source, storage
 from lazytensor.trace.future import Future
 from lazytensor.trace.ir import Number, Value, spec_of
-from lazytensor.trace.shapes import call_arguments, clean, with_bits
+from lazytensor.trace.shapes import call_arguments, clean, may_overlap, with_bits
 
 log = logging.getLogger("lazytensor")
 _said: set[tuple[str, str, int]] = set()
@@ -120,7 +120,7 @@ def adopt(result: Any, device: int) -> Any:
             return result
         if result.is_conj() or result.is_neg():
             result = result.resolve_conj().resolve_neg()
-        return storage.make_data(result.clone(memory_format=torch.preserve_format), device)
+        return storage.make_data(_own(result), device)
     if isinstance(result, list | tuple):
         return type(result)(adopt(r, device) for r in result)
     return result
@@ -180,6 +180,14 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             if isinstance(each, torch.device) and each.type == "ltc":
                 return each.index or 0
     return 0
+
+
+def _own(result: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, gaps included, unless elements share memory."""
+    geometry = spec_of(result, 0)
+    if may_overlap(geometry):
+        return result.clone(memory_format=torch.preserve_format)
+    return torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype).copy_(result)
 
 
 def write_back(tensor: torch.Tensor, data: torch.Tensor) -> None:

@@ -214,6 +214,7 @@ CPU_DECIDES = frozenset(
         "aten::linalg_eig",
         "aten::_linalg_svd",
         "aten::max_unpool2d",
+        "aten::nonzero_static",
         "aten::_linalg_eigvals",
     )
 )
