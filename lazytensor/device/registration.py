@@ -16,6 +16,7 @@ from lazytensor.device.module import DeviceModule
 from lazytensor.trace.tensors import DEVICE
 
 library: Any = None
+generated_kernels: dict[str, Any] = {}  # the generated ones by op
 
 
 def register() -> None:
@@ -35,7 +36,7 @@ def register() -> None:
     from lazytensor.device.kernels import KERNELS
 
     library = torch.library.Library("aten", "IMPL")
-    generated_kernels = generated.load().kernels
+    generated_kernels.update(generated.load().kernels)
     tables = {
         "PrivateUse1": {**generated_kernels, **KERNELS, **ANSWERS},
         "AutogradPrivateUse1": COMPOSITES,

@@ -297,6 +297,15 @@ class Writer:
     def _cut(self) -> str:
         return "sync()"
 
+    def _loop(self) -> str:
+        """The same step several times, with other numbers."""
+        target = self.pick(lambda t: t.is_floating_point())
+        if target is None:
+            return ""
+        numbers = self.random.sample([0.5, 1.5, -2.0, 3.0, 0.25], 3)
+        body = self.random.choice([f"{target}.add_(k)", f"{target}.mul_(k).sub_(1)", f"{target} = {target} * k + 1"])
+        return f"for k in {numbers}: {body}; sync()"
+
     def _forget(self) -> str:
         found = self.tensors()
         return f"del {self.random.choice(found)}" if len(found) > 3 else ""
@@ -360,13 +369,14 @@ _KINDS: list[Any] = [
     Writer._random,
     Writer._read,
     Writer._cut,
+    Writer._loop,
     Writer._forget,
     Writer._autograd,
     Writer._metadata,
     Writer._wrong,
     Writer._elsewhere,
 ]
-_WEIGHTS = [6, 8, 12, 4, 6, 5, 3, 6, 16, 18, 4, 4, 4, 5, 4, 10, 4, 3, 3]
+_WEIGHTS = [6, 8, 12, 4, 6, 5, 3, 6, 16, 18, 4, 4, 4, 5, 3, 4, 10, 4, 3, 3]
 
 
 def program(seed: int, lines: int = 24) -> list[str]:
