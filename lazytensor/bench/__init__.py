@@ -4,5 +4,5 @@
 `runner` alternates among such processes. `trace`, `backends` and `models` are the three questions asked of them; each
 has `run(...) -> dict` of plain data and `render(result, console)`.
 
-No file here imports lazytensor when it is imported: a process that measures another system must not have it loaded.
+The first three import nothing of lazytensor: a process that measures another system must not have it loaded.
 """

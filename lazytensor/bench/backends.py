@@ -33,21 +33,22 @@ def run(quick: bool = False, out: Path | None = None, console: Console | None = 
         )
         for workload, at_most in TS_GOALS.items()
     ]
-    report.write_json(result, out)
+    report.finish(result, out)
     return result
 
 
 def render(result: dict[str, Any], console: Console) -> None:
+    """Print what `run` has found: tables, then goals."""
     report.heading(result, console)
     lanes = result["lanes"]
     columns = {
         "first step": lambda lane: report.duration(lane["first_s"]),
         "step, median": lambda lane: report.duration(lane["step_s"]),
         "least": lambda lane: report.duration(lane["min_s"]),
-        f"of {runner.EAGER.name}": report.ratio_column(lanes, runner.EAGER.name),
-        f"of {runner.LAZY.name}": report.ratio_column(lanes, runner.LAZY.name),
+        f"of\n{runner.EAGER.name}": report.ratio_column(lanes, runner.EAGER.name),
+        f"of\n{runner.LAZY.name}": report.ratio_column(lanes, runner.LAZY.name),
         **report.count_columns("graphs", "fallbacks"),
-        "losses differ by": report.loss_column(lanes, runner.EAGER.name),
+        "losses\ndiffer by": report.loss_column(lanes, runner.EAGER.name),
     }
     for table in report.lanes_tables(lanes, columns):
         console.print(table)

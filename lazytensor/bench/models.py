@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -37,9 +38,10 @@ WORKLOADS = (
     "chain_1000",
 )
 BUDGET = 180.0
-# --quick: the workloads it takes, with their budgets, and the moment by which all warming up is over.
+# --quick: the workloads it takes, with their budgets, and the moment by which all warming up is over; no workload is
+# begun after it.
 QUICK = {"mlp_adam": 30.0, "elementwise_chain": 20.0, "tiny_ops": 8.0}
-QUICK_SECONDS = 160.0
+QUICK_SECONDS = 150.0
 
 
 def run(
@@ -63,7 +65,7 @@ def run(
             say(f"{workload}: done", 1)
     result["goals"] = goals(result)
     result["pictures"] = [path.name for path in plot.draw(result, picture)] if picture else []
-    report.write_json(result, out)
+    report.finish(result, out)
     return result
 
 
@@ -71,8 +73,12 @@ def measure(
     workload: str, budget: float, deadline: float, quick: bool, say: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """All systems on one workload, and `auto` once more with warm caches."""
+    if time.monotonic() > deadline:
+        return [
+            {"system": s.name, "workload": workload, "error": f"{runner.CUT_OFF}: no time left"} for s in SYSTEMS
+        ], []
     with tempfile.TemporaryDirectory(prefix="lazytensor-bench-", ignore_cleanup_errors=True) as caches:
-        kept = dataclasses.replace(AUTO, environment={name: str(Path(caches, name)) for name in runner.CACHES})
+        kept = dataclasses.replace(AUTO, environment=runner.fresh_caches(Path(caches)))
         systems = [kept if system is AUTO else system for system in SYSTEMS]
         with runner.Race([(system, workload) for system in systems], say, deadline) as race:
             race.warm(seconds=0.5 if quick else 2.0, budget=budget)
@@ -127,26 +133,26 @@ def worst(what: str, values: dict[str, float | None], at_most: float) -> dict[st
 
 
 def render(result: dict[str, Any], console: Console) -> None:
+    """Print what `run` has found: tables, then goals."""
     report.heading(result, console)
     lanes = result["lanes"]
     columns = {
-        "first step": lambda lane: report.duration(lane["first_s"]),
-        "until 95 %": lambda lane: report.duration(lane["settle_s"]),
-        "step, median": lambda lane: report.duration(lane["step_s"]),
+        "first\nstep": lambda lane: report.duration(lane["first_s"]),
+        "until\n95 %": lambda lane: report.duration(lane["settle_s"]),
+        "step,\nmedian": lambda lane: report.duration(lane["step_s"]),
         "least": lambda lane: report.duration(lane["min_s"]),
-        "of eager": report.ratio_column(lanes, EAGER.name),
-        "of compile": report.ratio_column(lanes, COMPILE.name),
-        "of torch._lazy": report.ratio_column(lanes, LAZY.name),
+        "of\neager": report.ratio_column(lanes, EAGER.name),
+        "of\ncompile": report.ratio_column(lanes, COMPILE.name),
+        "of\ntorch._lazy": report.ratio_column(lanes, LAZY.name),
         "memory": lambda lane: f"{lane['step_mb']:.0f} MB",
-        **report.count_columns("graphs", "compilations"),
-        "losses differ by": report.loss_column(lanes, EAGER.name),
+        **report.count_columns("graphs", "compiled"),
+        "losses\ndiffer by": report.loss_column(lanes, EAGER.name),
     }
     for table in report.lanes_tables(lanes, columns):
         console.print(table)
     if result["again"]:
-        table = Table(
-            "workload", "first step", "until 95 %", "steps until then", "error", title=AGAIN, title_justify="left"
-        )
+        titles = ("workload", "first step", "until 95 %", "steps until then", "error")
+        table = Table(*titles, title=AGAIN, title_justify="left", box=SIMPLE_HEAD)
         for lane in result["again"]:
             durations = [report.duration(lane.get(key)) for key in ("first_s", "settle_s")]
             table.add_row(lane["workload"], *durations, str(lane["settle_steps"]), lane["error"])

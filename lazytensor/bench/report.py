@@ -15,10 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .runner import CUT_OFF
 from .worker import LOSSES
 
 Result = Mapping[str, Any]
@@ -75,24 +77,31 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_json(result: Result, out: Path | None) -> None:
+def finish(result: dict[str, Any], out: Path | None) -> None:
+    """Note how busy the machine was at the end, and write the result if a path was given."""
+    result["machine"]["load_after"] = os.getloadavg()[0]
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def heading(result: Result, console: Console) -> None:
+    """One line on the machine that the figures come from."""
     there = result["machine"]
     console.print(
         f"{there['cpu']}, {there['cores']} cores, torch {there['torch']}, Python {there['python']}, "
-        f"load {there['load']:.1f} at the start",
+        f"load {there['load']:.1f} before and {there['load_after']:.1f} after",
         style="dim",
     )
+    if there["load"] > there["cores"] / 2:
+        console.print(
+            "The machine was busy with other things: take these figures for a rough impression.", style="yellow"
+        )
 
 
 def goals(result: Result, console: Console) -> None:
     """The ratios to be reached, reached or not."""
-    table = Table("ratio", "measured", "at most", "", title="Goals", title_justify="left")
+    table = Table("ratio", "measured", "at most", "", title="Goals", title_justify="left", box=SIMPLE_HEAD)
     for entry in result["goals"]:
         mark = {True: "[green]reached", False: "[red]not reached", None: "[dim]not measured"}[entry["reached"]]
         table.add_row(entry["what"], times(entry["value"]), f"{entry['at_most']:.2f}", mark)
@@ -100,6 +109,7 @@ def goals(result: Result, console: Console) -> None:
 
 
 def times(value: float | None) -> str:
+    """A ratio or a small figure, two digits behind the point while those tell something."""
     return MISSING if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
@@ -120,7 +130,8 @@ def lanes_tables(
 ) -> Iterator[Table]:
     """A table for each workload with a row for each system; under it, why a system has failed there."""
     for workload in dict.fromkeys(lane["workload"] for lane in lanes):
-        table = Table("system", title=title(workload), title_justify="left", caption_justify="left")
+        table = Table(title=title(workload), title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
+        table.add_column("system", no_wrap=True)
         for name in columns:
             table.add_column(name, justify="right")
         failures: dict[str, list[str]] = {}
@@ -129,7 +140,9 @@ def lanes_tables(
                 continue
             if lane["error"]:
                 failures.setdefault(lane["error"], []).append(lane["system"])
-                table.add_row(lane["system"], "[red]failed[/]")
+                table.add_row(
+                    lane["system"], "[red]cut off[/]" if lane["error"].startswith(CUT_OFF) else "[red]failed[/]"
+                )
             else:
                 table.add_row(lane["system"], *(column(lane) for column in columns.values()))
         table.caption = "\n".join(f"{', '.join(names)}: {escape(error)}" for error, names in failures.items()) or None

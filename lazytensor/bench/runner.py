@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,13 +26,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from .. import settings
 from . import worker
 
 START_BUDGET = 120.0
 TURN_BUDGET = 300.0
 MOST_STEPS = 200
-# Where compiled code is kept: a lane finds nothing of an earlier run or of another lane, unless its system says so.
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "LAZYTENSOR_CACHE_DIR")
+CUT_OFF = "cut off"
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Lane:
         arguments += [f"--option={name}={json.dumps(value)}" for name, value in system.options.items()]
         line, environment = worker.command(["--serve", *arguments])
         folder = Path(self._folder.name)
-        environment |= {name: str(folder / name.lower()) for name in CACHES} | dict(system.environment)
+        environment |= system.environment or fresh_caches(folder)
         with (folder / "stderr").open("wb") as errors:
-            # In a session of its own, so that a compiler's helper processes end with the worker.
+            # In a session of its own: an interrupt from the keyboard is for the runner, which ends the worker.
             return subprocess.Popen(
                 line,
                 stdin=subprocess.PIPE,
@@ -98,6 +98,7 @@ class Lane:
         self._budget, self._deadline = seconds, time.monotonic() + seconds
 
     def left(self) -> float:
+        """Seconds of what was allowed."""
         return self._deadline - time.monotonic()
 
     def ready(self) -> None:
@@ -117,9 +118,11 @@ class Lane:
         return answer
 
     def close(self) -> None:
-        """End the worker and whatever it started."""
+        """End the worker and whatever it started: a compiler left behind would disturb the lanes that follow."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            for pid in [*descendants(self._process.pid), self._process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._process.communicate()
         self._folder.cleanup()
 
@@ -150,7 +153,7 @@ class Lane:
         descriptor = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
             if not select.select([descriptor], [], [], max(0.0, self.left()))[0]:
-                raise LaneError(f"cut off after {self._budget:.0f} s")
+                raise LaneError(f"{CUT_OFF} after {self._budget:.0f} s")
             data = os.read(descriptor, 1 << 16)
             if not data:
                 raise LaneError(self._last_words())
@@ -190,6 +193,29 @@ class Lane:
             }
             result["settle_s"], result["settle_steps"] = settling(self.warmup, result["step_s"])
         return result
+
+
+def fresh_caches(folder: Path) -> dict[str, str]:
+    """An environment in which no graph compiled by an earlier run or by another lane is found.
+
+    The kernels that lazytensor generates once for each torch are found: they are part of installing it, and generating
+    them leaves so much free memory behind that a workload would seem to need none.
+    """
+    ours = folder / "lazytensor"
+    ours.mkdir()
+    for kernels in settings.cache_directory().glob("kernels-*"):
+        (ours / kernels.name).symlink_to(kernels, target_is_directory=True)
+    return {"LAZYTENSOR_CACHE_DIR": str(ours), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that this one started, and that those started, where the kernel tells."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def turn(answer: Mapping[str, Any]) -> dict[str, float]:
@@ -278,6 +304,7 @@ class Race:
             order = order[1:] + order[:1]
 
     def results(self) -> list[dict[str, Any]]:
+        """One dict for each lane, in the order given."""
         return [lane.result() for lane in self.lanes]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -41,7 +42,7 @@ def run(quick: bool = False, out: Path | None = None, console: Console | None = 
         result["cut"] = cut_by_nodes(turns, say)
         result["pending"] = [row for nodes in PENDING_NODES for row in pending(nodes, say)]
     result["goals"] = goals(result["lanes"])
-    report.write_json(result, out)
+    report.finish(result, out)
     return result
 
 
@@ -124,17 +125,18 @@ def goals(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render(result: dict[str, Any], console: Console) -> None:
+    """Print what `run` has found: tables, then goals."""
     report.heading(result, console)
     lanes, ops = result["lanes"], result["ops"]
 
     def microseconds(figure: str) -> Callable[[report.Result], str]:
-        return lambda lane: f"{lane[f'{figure}_us']:.2f} ({lane[f'{figure}_min_us']:.2f})"
+        return lambda lane: f"{report.times(lane[f'{figure}_us'])} ({report.times(lane[f'{figure}_min_us'])})"
 
     columns = {title: microseconds(figure) for title, figure in FIGURES.items()}
-    for baseline in (runner.LAZY, runner.LAZY_REUSE):
-        columns[f"record, of\n{baseline.name}"] = report.ratio_column(lanes, baseline.name, "record_s")
-    for baseline in SYSTEMS[:3]:
-        columns[f"total, of\n{baseline.name}"] = report.ratio_column(lanes, baseline.name, "total_s")
+    for figure, baselines in (("record", SYSTEMS[1:3]), ("total", SYSTEMS[:3])):
+        for name in (baseline.name for baseline in baselines):
+            title = f"{figure}, of\n" + name.replace(" ", "\n")
+            columns[title] = report.ratio_column(lanes, name, f"{figure}_s")
     for table in report.lanes_tables(lanes, columns, lambda name: f"{name}: µs for each of {ops[name]:,} ops (least)"):
         console.print(table)
     render_cut(result, console)
@@ -143,8 +145,9 @@ def render(result: dict[str, Any], console: Console) -> None:
 
 
 def render_cut(result: dict[str, Any], console: Console) -> None:
+    """The warm cut by number of nodes."""
     title = "A warm cut, execution excluded"
-    table = Table("nodes", "median µs", "least µs", "error", title=title, title_justify="left")
+    table = Table("nodes", "median µs", "least µs", "error", title=title, title_justify="left", box=SIMPLE_HEAD)
     for row in result["cut"]:
         figures = [
             report.MISSING if row[key] is None else f"{row[key]:.1f}" for key in ("collect_us", "collect_min_us")
@@ -154,9 +157,10 @@ def render_cut(result: dict[str, Any], console: Console) -> None:
 
 
 def render_pending(result: dict[str, Any], console: Console) -> None:
+    """The long chains."""
     titles = {"record_s": "record", "run_s": "run", "warm_record_s": "record, warm", "warm_run_s": "run, warm"}
     titles["free_s"] = "let go"
-    table = Table("pending ops", "system", title="Long chains: time (µs per op)", title_justify="left")
+    table = Table("pending ops", "system", title="Long chains: time (µs per op)", title_justify="left", box=SIMPLE_HEAD)
     for name in titles.values():
         table.add_column(name, justify="right")
     table.add_column("error", style="red", overflow="fold")

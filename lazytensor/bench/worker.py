@@ -41,6 +41,8 @@ class Session:
 
         started = time.perf_counter()
         self.system = systems.start(kind, backend, options)
+        # The optimizers load this when first used; it is no memory of the workload.
+        importlib.import_module("torch._dynamo")
         self.baseline_mb = resident_mb()
         self.workload = workloads.build(workload, self.system.device)
         self.system.adapt(self.workload)
@@ -49,6 +51,7 @@ class Session:
         self.start_s = time.perf_counter() - started
 
     def round(self, steps: int, wait: bool) -> dict[str, Any]:
+        """Run steps and say how long each took to record and to cut, in seconds."""
         system, step, now = self.system, self.workload.step, time.perf_counter
         record: list[float] = []
         cut: list[float] = []
@@ -89,7 +92,7 @@ class Session:
 
         calls: Counter[str] = Counter()
 
-        class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        class Count(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 calls[str(func)] += 1
                 return func(*args, **(kwargs or {}))
@@ -101,6 +104,7 @@ class Session:
         return {"ops": calls.total(), "by_name": dict(calls.most_common())}
 
     def free(self) -> dict[str, Any]:
+        """How long it takes to let go of a recorded step that nobody wants, and of everything compiled."""
         result = self.workload.step()
         gc.collect()
         start = time.perf_counter()
@@ -112,6 +116,7 @@ class Session:
         return {"drop": dropped - start, "clear": time.perf_counter() - dropped}
 
     def answer(self, request: str) -> dict[str, Any]:
+        """Do what one line asks."""
         match request.split():
             case ["round", steps]:
                 return self.round(int(steps), wait=False)
@@ -139,6 +144,7 @@ def status_mb(field: str) -> float | None:
 
 
 def resident_mb() -> float:
+    """Resident memory now."""
     return status_mb("VmRSS") or peak_mb()
 
 
@@ -148,11 +154,13 @@ def peak_mb() -> float:
 
 
 def reset_peak() -> None:
+    """Let the peak start from what is resident now."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def first_line(error: BaseException) -> str:
+    """The error as one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
@@ -200,11 +208,13 @@ def once(arguments: argparse.Namespace, answers: TextIO) -> None:
 
 
 def option(text: str) -> tuple[str, Any]:
+    """`name=value`, the value in JSON."""
     name, _, literal = text.partition("=")
     return name, json.loads(literal)
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Serve requests, or run once."""
     parser = argparse.ArgumentParser(description="Run one system on one workload in this process.")
     parser.add_argument("--system", required=True)
     parser.add_argument("--workload", required=True)

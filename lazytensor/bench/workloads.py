@@ -5,6 +5,8 @@ the loop most people write (zero_grad, forward, backward, step), and no step dep
 can be compared between systems. Sizes are such that an eager step takes 1 to 150 ms on two cores.
 """
 
+# ruff: noqa: D102  (what a forward does is said by its class)
+
 from __future__ import annotations
 
 import math
@@ -49,7 +51,7 @@ class Workload:
             return self.forward(*batch)
         self.optimizer.zero_grad()
         loss = self.forward(*batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.update()
         return loss.detach()
 
@@ -99,6 +101,7 @@ class Regression(nn.Module):
 
 
 def labelled(shape: tuple[int, ...], classes: int, target_shape: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
+    """Batches of random inputs with random classes."""
     return [(torch.randn(shape), torch.randint(classes, target_shape)) for _ in range(BATCHES)]
 
 
@@ -211,6 +214,7 @@ class GPT(nn.Module):
 
 
 def gpt(sdpa: bool) -> Recipe:
+    """A GPT of four layers on random text."""
     vocabulary, context = 256, 64
     model = Classifier(GPT(vocabulary, context, width=128, heads=4, layers=4, sdpa=sdpa))
     text = [torch.randint(vocabulary, (8, context + 1)) for _ in range(BATCHES)]
@@ -357,6 +361,7 @@ class Chain(nn.Module):
 
 
 def chain_of(nodes: int) -> Recipe:
+    """A chain of that many additions."""
     return Recipe(Chain(nodes), [(torch.randn(4, 4), torch.randn(4, 4) / nodes)])
 
 

@@ -29,7 +29,8 @@ def test_each_lane_takes_every_turn(race: runner.Race) -> None:
         assert result["error"] is None
         assert len(result["turns"]) == 3
         assert 0 < result["min_s"] <= result["step_s"]
-        assert result["first_s"] > 0 and result["peak_mb"] > 0
+        assert result["first_s"] > 0
+        assert result["peak_mb"] > 0
 
 
 def test_equal_programs_have_equal_losses(race: runner.Race) -> None:
@@ -51,7 +52,8 @@ def test_results_are_plain_data(race: runner.Race) -> None:
 def test_ops_of_a_step_are_counted() -> None:
     with runner.Race([(EAGER, "chain_100")]) as race:
         answer = race.lanes[0].ask("count")
-    assert answer is not None and answer["by_name"] == {"aten.add.Tensor": 100}
+    assert answer is not None
+    assert answer["by_name"] == {"aten.add.Tensor": 100}
 
 
 def test_an_error_ends_its_lane_only() -> None:
@@ -60,7 +62,8 @@ def test_an_error_ends_its_lane_only() -> None:
         race.alternate(turns=1, seconds=0.01)
     wrong, right = race.results()
     assert wrong["error"].startswith("ValueError: no workload named 'no_such_workload'")
-    assert right["error"] is None and len(right["turns"]) == 1
+    assert right["error"] is None
+    assert len(right["turns"]) == 1
     console = Console(file=StringIO(), width=200)
     console.print(*report.lanes_tables(race.results(), {"first": lambda lane: report.duration(lane["first_s"])}))
     assert "no_such_workload" in console.file.getvalue()  # type: ignore[attr-defined]
