@@ -10,7 +10,7 @@ import torch
 
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.build import no_compiler
-from lazytensor.backend.inductor.tiers import Tiered
+from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, Tiered
 from lazytensor.backend.interface import Backend
 
 log = logging.getLogger("lazytensor")
@@ -49,6 +49,13 @@ class AutoBackend(Backend):
         tiered = Tiered(graph, first, self.wait, self._after)
         self.graphs.append(tiered)
         return tiered
+
+    def metrics(self) -> dict[str, float]:
+        """How many graphs are compiled, being compiled, and stay on the first tier."""
+        states = [g.state for g in self.graphs]
+        found = dict(super().metrics())
+        found |= {"compiled": states.count(READY), "compiling": states.count(SENT), "stay": states.count(STAYS)}
+        return found
 
 
 class InductorBackend(AutoBackend):
