@@ -7,6 +7,7 @@ although all its inputs agree is where a difference begins, and of those the one
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from lazytensor.inspect import events, names, places
 from lazytensor.inspect.events import Known
 from lazytensor.trace import source
-from lazytensor.trace.ir import LEAF, Node, Number, Value, flatten, show
+from lazytensor.trace.ir import LEAF, Node, Number, Op, Value, flatten, show
 
 log = logging.getLogger("lazytensor.recompile")
 
@@ -250,26 +251,27 @@ def _own(a: Node, b: Node, inherited: bool, uses: dict[Any, tuple[Node, int]]) -
     if a.op is not b.op:
         yield Difference("op", "operation", a.op.name, b.op.name, b.op.name, a, b)
         return
-    schema = a.op.overload._schema.arguments
     alike = True
     for position, (one, other) in enumerate(zip(a.args, b.args, strict=False)):
-        name = schema[position].name if position < len(schema) else str(position)
-        for difference in _arguments(name, one, other, a, b):
+        if one is other or (one.__class__ is Value and other.__class__ is Value):
+            continue
+        for difference in _arguments(position, one, other, a, b):
             alike = False
             yield difference
     if alike and not inherited and [v and v.spec for v in a.outputs] != [v and v.spec for v in b.outputs]:
         yield Difference("shape", "result", a.outputs[0], b.outputs[0], b.op.name, a, b)
 
 
-def _arguments(name: str, one: Any, other: Any, a: Node, b: Node) -> Iterator[Difference]:
+def _arguments(position: int, one: Any, other: Any, a: Node, b: Node) -> Iterator[Difference]:
     op = b.op.name
+    name = _name(b.op, position)
     if isinstance(one, tuple) and isinstance(other, tuple):
         tensors = any(x.__class__ is Value for x in (*one, *other))
         if len(one) != len(other) and tensors:
             yield Difference("inputs", f"tensors in `{name}`:", len(one), len(other), op, a, b)
         elif tensors or any(x.__class__ is Number for x in (*one, *other)):
             for x, y in zip(one, other, strict=False):
-                yield from _arguments(name, x, y, a, b)
+                yield from _arguments(position, x, y, a, b)
         elif one != other:
             yield Difference("attribute", f"`{name}`", show(one), show(other), op, a, b)
         return
@@ -285,18 +287,24 @@ def _arguments(name: str, one: Any, other: Any, a: Node, b: Node) -> Iterator[Di
         yield Difference("attribute", f"`{name}`", show(one), show(other), op, a, b)
 
 
+@functools.lru_cache(maxsize=4096)
+def _name(op: Op, position: int) -> str:
+    """What the op's schema calls an argument."""
+    schema = op.overload._schema.arguments
+    return str(schema[position].name) if position < len(schema) else str(position)
+
+
 def _leaves(a: Node, b: Node, uses: dict[Any, tuple[Node, int]]) -> Iterator[Difference]:
+    user, position = uses.get(b.outputs[0], (b, 0))
+    if a.op is not LEAF or b.op is not LEAF:
+        before = a if a.op is not LEAF else None
+        after = b if b.op is not LEAF else user
+        one, other = (f"data {n.outputs[0].spec}" if n.op is LEAF else f"the result of {n.op.name}" for n in (a, b))  # type: ignore[union-attr]
+        yield Difference("data", "what was", one, other, after.op.name, before, after)
+        return
     old, new = a.outputs[0], b.outputs[0]
     assert old is not None
     assert new is not None
-    user, position = uses.get(new, (b, 0))
-    before = a if a.op is not LEAF else None
-    after = b if b.op is not LEAF else user
-    if a.op is not LEAF or b.op is not LEAF:
-        one = f"data {old.spec}" if a.op is LEAF else f"the result of {a.op.name}"
-        other = f"data {new.spec}" if b.op is LEAF else f"the result of {b.op.name}"
-        yield Difference("data", "what was", one, other, after.op.name, before, after)
-        return
     name = names.of_leaf(new)
     if old.spec.dtype is not new.spec.dtype:
         yield _ranked(Difference("dtype", f"dtype of {name}:", old.dtype, new.dtype, user.op.name, None, user), a)

@@ -148,7 +148,11 @@ def _save(graph: Graph) -> None:
         )
 
 
-if settings.save_tensors_file:
-    if settings.save_tensors_format not in FORMATS:
+def save_graphs() -> None:
+    """Begin to save, if the settings name a file; called at import."""
+    events.after_cut = _save if settings.save_tensors_file else None
+    if settings.save_tensors_file and settings.save_tensors_format not in FORMATS:
         events.log.warning("lazytensor: Invalid save graph format: %s; text is written", settings.save_tensors_format)
-    events.after_cut = _save
+
+
+save_graphs()

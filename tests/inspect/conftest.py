@@ -13,7 +13,7 @@ from lazytensor.inspect import blame, events, observers
 
 
 @pytest.fixture(autouse=True)
-def empty_ledgers(nothing_pending: None) -> Iterator[None]:
+def empty_ledgers(nothing_pending: None) -> None:
     gc.collect()
     lt.sync()
     cut.clear()
@@ -21,4 +21,11 @@ def empty_ledgers(nothing_pending: None) -> Iterator[None]:
     blame.reset()
     observers.reset()
     lt.metrics.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_diagnosis_failed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A mistake in a diagnosis is only logged in users' programs; here it is a failure."""
     yield
+    failed = [r for when in ("setup", "call") for r in caplog.get_records(when) if r.name == "lazytensor.diagnostics"]
+    assert [r for r in failed if r.exc_info] == []

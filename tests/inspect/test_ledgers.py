@@ -127,7 +127,7 @@ def test_diagnostics_can_be_switched_off() -> None:
     del x, y
 
 
-# --- no_sync ----------------------------------------------------------------------------------------------------------------
+# --- no_sync --------------------------------------------------------------------------------------------------------
 
 
 def test_no_sync_raises_at_the_line_and_leaves_everything_pending() -> None:
@@ -158,7 +158,7 @@ def test_no_sync_allows_sync_and_what_has_a_value() -> None:
         y.cpu()
 
 
-# --- fallbacks --------------------------------------------------------------------------------------------------------------
+# --- fallbacks ------------------------------------------------------------------------------------------------------
 
 
 def test_a_fallback_is_in_the_ledger_with_its_price() -> None:
@@ -181,7 +181,7 @@ def test_the_nearest_decomposition_is_named() -> None:
     assert decomposition("aten::nonzero") is None
 
 
-# --- history ----------------------------------------------------------------------------------------------------------------
+# --- history --------------------------------------------------------------------------------------------------------
 
 
 def test_history_tells_steps_from_graphs() -> None:

@@ -83,7 +83,7 @@ def test_an_asynchronous_closure_runs_and_its_failure_is_raised_by_the_next_step
     assert seen == ["ran", "again"]
 
 
-# --- NaN --------------------------------------------------------------------------------------------------------------------
+# --- NaN ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_nan_is_found_with_its_line_and_inputs() -> None:
@@ -108,7 +108,7 @@ def test_a_nan_of_backward_is_found_at_its_forward_line() -> None:
 
 def test_a_nan_that_came_in_is_told_from_one_that_was_made() -> None:
     bad = torch.tensor([float("nan")]).to("ltc")
-    with pytest.raises(lt.errors.NotANumber, match="`bad` .* already had 1 NaN of 1 values"), lt.detect_nan():
+    with pytest.raises(lt.errors.NotANumber, match=r"`bad` .* already had 1 NaN of 1 values"), lt.detect_nan():
         kept = bad + 1
     del kept
 

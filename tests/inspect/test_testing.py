@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from marked import here
-from pytest_lazytensor import max_syncs, no_fallback, no_recompile, one_graph_per_step
 
 import lazytensor as lt
+from pytest_lazytensor import max_syncs, no_fallback, no_recompile, one_graph_per_step
 
 __all__ = ["max_syncs", "no_fallback", "no_recompile", "one_graph_per_step"]  # fixtures of these tests
 
