@@ -1,7 +1,7 @@
 """What the code generator is worth, and what it costs: `lazytensor bench codegen`.
 
-Two tables. Microseconds of CPU to record one op by its generated kernel, and by one generic kernel that goes through the
-schema at each call: both take turns in one process, on structure that is known, which is the hot path. And the
+Two tables. Microseconds of CPU to record one op by its generated kernel, and by one generic kernel that goes through
+the schema at each call: both take turns in one process, on structure that is known, which is the hot path. And the
 generator itself: seconds and megabytes to generate the whole device with an empty cache, and what a warm import costs
 over torch's.
 """
@@ -84,14 +84,14 @@ def programs() -> dict[str, tuple[Callable[[], Any], str | None]]:
     import torch
 
     x, y = torch.ones(8, 8, device="ltc"), torch.ones(8, 8, device="ltc")
-    aten = torch.ops.aten
+    bias, aten = torch.ones(8, device="ltc"), torch.ops.aten
     return {
         "add.Tensor": (lambda: aten.add.Tensor(x, y), None),
         "mul.Tensor, a number": (lambda: aten.mul.Tensor(x, 1.5), None),
         "add_.Tensor": (lambda: aten.add_.Tensor(x, y), "aten::add.Tensor"),
         "addcmul_": (lambda: aten.addcmul_.default(x, y, y, value=0.5), "aten::addcmul"),
         "mm": (lambda: aten.mm.default(x, y), None),
-        "addmm": (lambda: aten.addmm.default(x[0], x, y), None),
+        "addmm": (lambda: aten.addmm.default(bias, x, y), None),
         "relu": (lambda: aten.relu.default(x), None),
         "sum.dim_IntList": (lambda: aten.sum.dim_IntList(x, [1], True), None),
         "cat": (lambda: aten.cat.default([x, y], 1), None),

@@ -16,6 +16,7 @@ import torch
 from lazytensor.codegen.generic import GenericKernel
 from lazytensor.execute import fallback
 from lazytensor.trace.ir import Op
+from lazytensor.trace.storage import lock
 
 _libraries: dict[str, Any] = {}  # PyTorch drops a library's registrations with the object
 _registered: set[str] = set()
@@ -80,7 +81,8 @@ def _kernel(overload: Any) -> Callable[..., Any]:
             if reason is not None:
                 return fallback.run_call(op, args, kwargs, reason)
             recorded = GenericKernel(overload)
-        return recorded(*args, **kwargs)
+        with lock:
+            return recorded(*args, **kwargs)
 
     return kernel
 

@@ -29,17 +29,20 @@ class GenericKernel:
         self.view = aliases and functional is None
         self.mutation = None if functional is None else Mutation(name, functional, written)
         self.op = op(name, view=self.view)
+        self.arguments = [(a.name, a.default_value, _form(a)) for a in self.schema.arguments]
+        self.written = [a.name for a in self.schema.arguments if _written(a)]
+        self.places = any(name == "device" for name, _, _ in self.arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel."""
         passed = self._arguments(args, kwargs)
-        device = passed.get("device")
-        if "device" in passed:
+        if self.places:
+            device = passed["device"]
             tensors = [a for a in args if isinstance(a, torch.Tensor)]
             if tensors and device is not None and device.type != "ltc":
                 return elsewhere(self.op, *args, **kwargs)
             passed["device"] = tensors[0].device if tensors and device is None else this_device(device)
-        key = tuple([self._canonical(a, passed[a.name]) for a in self.schema.arguments])
+        key = tuple([_canonical(form, passed[name]) for name, _, form in self.arguments])
         if self.mutation is not None:
             return self._mutate(key, passed)
         entry = self.op.table.get(key)
@@ -51,31 +54,14 @@ class GenericKernel:
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Every argument by name, defaults filled in."""
-        passed = {}
-        for i, argument in enumerate(self.schema.arguments):
-            if i < len(args):
-                passed[argument.name] = args[i]
-            else:
-                passed[argument.name] = kwargs.get(argument.name, argument.default_value)
+        passed = {name: default for name, default, _ in self.arguments}
+        passed.update(zip(passed, args, strict=False))
+        passed.update(kwargs)
         return passed
-
-    def _canonical(self, argument: Any, value: Any) -> Any:
-        if value is None or argument.name == "pin_memory":
-            return None
-        if isinstance(value, torch.Tensor):
-            return value_of(value)
-        kind = str(argument.type)
-        if isinstance(value, list | tuple):
-            if "Tensor" in kind:
-                return values_of(value)
-            return lift_all(value) if any(k in kind for k in _LIFTED) else tuple(value)
-        if "Tensor" in kind or any(k in kind for k in _LIFTED):
-            return lift(value)
-        return value
 
     def _mutate(self, key: tuple[Any, ...], passed: dict[str, Any]) -> Any:
         assert self.mutation is not None
-        written = tuple([passed[a.name] for a in self.schema.arguments if _written(a)])
+        written = tuple([passed[name] for name in self.written])
         returned = written[0] if len(self.schema.returns) == 1 else None
         entry = self.mutation.table.get(key)
         if entry is None:
@@ -87,6 +73,29 @@ class GenericKernel:
             else:
                 write(tensor, value)
         return returned
+
+
+_NOTHING, _TENSOR, _NUMBER, _CONSTANT = range(4)
+
+
+def _form(argument: Any) -> int:
+    """What an argument, or each item of a list, is to a node."""
+    kind = str(argument.type)
+    if argument.name == "pin_memory":
+        return _NOTHING
+    if "Tensor" in kind:
+        return _TENSOR
+    return _NUMBER if any(name in kind for name in _LIFTED) else _CONSTANT
+
+
+def _canonical(form: int, value: Any) -> Any:
+    if value is None or form == _NOTHING:
+        return None
+    if isinstance(value, list | tuple):
+        return values_of(value) if form == _TENSOR else lift_all(value) if form == _NUMBER else tuple(value)
+    if form == _TENSOR:
+        return value_of(value)
+    return lift(value) if form == _NUMBER else value
 
 
 def _written(argument: Any) -> bool:

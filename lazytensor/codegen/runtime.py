@@ -145,7 +145,10 @@ class Registration:
         if self._libraries:
             return
         import lazytensor  # noqa: F401  (the device has to be there first)
+        from lazytensor.device import threads
 
+        if self._again not in threads.on_lock:
+            threads.on_lock.append(self._again)
         tables = self._tables()
         kernels = [kernel for table in tables.values() for kernel in table.values()]
         missing = [k.__name__ for k in kernels if hasattr(k, "exists") and not k.exists()]
@@ -164,7 +167,8 @@ class Registration:
                     with warnings.catch_warnings():
                         # Taking the place of a kernel is what is asked for.
                         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-                        libraries[namespace].m.impl(name, key, kernel, False)
+                        call = threads.guarded(kernel) if threads.locked else kernel
+                        libraries[namespace].m.impl(name, key, call, False)
                     if hasattr(kernel, "__code__"):
                         source.skip(kernel.__code__.co_filename)
         except BaseException:
@@ -172,6 +176,12 @@ class Registration:
                 library._destroy()
             raise
         self._libraries = list(libraries.values())
+
+    def _again(self) -> None:
+        """A second thread is about to start: from now on the kernels take the lock."""
+        if self._libraries:
+            self.unregister()
+            self.register()
 
     def unregister(self) -> None:
         """Give the ops back to the device's own kernels."""

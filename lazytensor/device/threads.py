@@ -1,9 +1,9 @@
 """Programs with several threads: kernels take a lock, from the moment the program starts a second thread.
 
-A trace is one for the process, so two threads must not record at once.  A lock around every kernel would cost every program a few
-per cent, and most have one thread.  So each kernel is generated twice, plain and locked, and the plain ones are registered.
-When the first thread is started that may use tensors, while there is still one thread and no kernel is running, the functions
-are given the locked code.  Their tables, constants and defaults stay what they are.
+A trace is one for the process, so two threads must not record at once.  A lock around every kernel would cost every
+program a few per cent, and most have one thread.  So each kernel is generated twice, plain and locked, and the plain
+ones are registered. When the first thread is started that may use tensors, while there is still one thread and no
+kernel is running, the functions are given the locked code.  Their tables, constants and defaults stay what they are.
 
 The lock is one for all devices: a cut takes everything pending, whichever thread recorded it.
 """
@@ -21,9 +21,13 @@ from lazytensor.codegen import device as generated
 from lazytensor.trace.storage import lock
 
 # Threads of these modules never touch a tensor of ours: feeders, pin-memory and progress threads, and our own.
-_HARMLESS = ("lazytensor.", "multiprocessing.", "torch.utils.data.", "torch._inductor.", "tqdm.", "execnet.", "xdist.")
+_HARMLESS = (
+    *("lazytensor.", "multiprocessing.", "torch.utils.data.", "torch._inductor."),
+    *("tqdm.", "rich.", "execnet.", "xdist."),
+)
 
 locked = False
+on_lock: list[Callable[[], None]] = []  # what else to do then: a backend's own kernels are registered behind the lock
 
 
 def watch(library: Any, kernels: dict[str, FunctionType], by_hand: dict[str, Callable[..., Any]]) -> None:
@@ -56,13 +60,17 @@ def lock_kernels(library: Any, kernels: dict[str, FunctionType], by_hand: dict[s
     for kernel in kernels.values():
         kernel.__code__ = codes[kernel.__name__]
     for name, function in by_hand.items():
-        library.m.impl("aten::" + name, "PrivateUse1", _guarded(function), False)
+        library.m.impl("aten::" + name, "PrivateUse1", guarded(function), False)
+    for then in on_lock:
+        then()
 
 
-def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind the lock."""
+
     @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         with lock:
             return function(*args, **kwargs)
 
-    return guarded
+    return call

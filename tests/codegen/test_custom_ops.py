@@ -122,7 +122,7 @@ def test_what_it_writes_is_written_back() -> None:
 
 
 def test_wrong_names_are_named() -> None:
-    with pytest.raises(ValueError, match="no custom op ltc_tests::axpi.*Did you mean ltc_tests::axpy"):
+    with pytest.raises(ValueError, match=r"no custom op ltc_tests::axpi.*Did you mean ltc_tests::axpy"):
         lt.register_op("ltc_tests::axpi")
     with pytest.raises(ValueError, match="torch's own ops are recorded already"):
         lt.register_op("aten::add.Tensor")

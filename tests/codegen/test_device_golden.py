@@ -1,6 +1,6 @@
-"""The device's own kernels: regenerating them changes nothing, and no op of the installed torch is left without an answer.
+"""The device's own kernels: regenerating them changes nothing, and every op of the installed torch has an answer.
 
-After a wanted change, `LAZYTENSOR_UPDATE_GOLDEN=1 pytest tests/codegen/test_device_golden.py` writes the golden files anew.
+After a wanted change, `LAZYTENSOR_UPDATE_GOLDEN=1 pytest tests/codegen/test_device_golden.py` writes the golden files.
 """
 
 from __future__ import annotations

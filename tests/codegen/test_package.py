@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from lazytensor.codegen.lowering import lower_graph
 from lazytensor.codegen.node import LazyNode
 from lazytensor.codegen.package import Result
 from lazytensor.codegen.runtime import force_fallback
+from lazytensor.device import threads
 from lazytensor.trace.storage import value_of
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,8 +30,8 @@ import packages
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 
-# One op of each kind: functional, in-place, out=, view, tuple, list of views, optional and list operands, a random one, one
-# without a shape rule, one that takes no tensor, one that structure is asked for.
+# One op of each kind: functional, in-place, out=, view, tuple, list of views, optional and list operands, a random one,
+# one without a shape rule, one that takes no tensor, and one for each option.
 YAML = """
     backend: Lazy
     cpp_namespace: kinds
@@ -467,3 +469,24 @@ def test_the_yaml_of_a_real_backend_generates(tmp_path: Path, name: str, counts:
     for file in result.files:
         if file.path.suffix == ".py":
             compile(file.path.read_text(), str(file.path), "exec")
+
+
+def test_kernels_take_the_lock_once_there_is_a_second_thread(kinds: ModuleType) -> None:
+    before = lt.metrics.counter_value("kinds.add_Tensor") or 0
+    x = torch.ones(64).to("ltc")
+    sums: list[float] = []
+
+    def work() -> None:
+        y = x
+        for _ in range(50):
+            y = y + x
+        sums.append(y.sum().item())
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert threads.locked
+    assert sums == [51 * 64] * 3
+    assert lt.metrics.counter_value("kinds.add_Tensor") == before + 150

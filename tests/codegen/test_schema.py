@@ -166,9 +166,9 @@ def test_an_argument_named_like_a_keyword_has_an_identifier() -> None:
 def test_structure_must_name_a_number_of_the_operator() -> None:
     func = native("add.Tensor").func
     assert names(LazyIrSchema(func, structure=frozenset({"alpha"})).keyword_scalars) == ["alpha"]
-    with pytest.raises(SchemaError, match="add.Tensor has no argument beta"):
+    with pytest.raises(SchemaError, match=r"add.Tensor has no argument beta"):
         LazyIrSchema(func, structure=frozenset({"beta"}))
-    with pytest.raises(SchemaError, match="argument other of add.Tensor is a Tensor; only numbers can be structure"):
+    with pytest.raises(SchemaError, match=r"argument other of add.Tensor is a Tensor; only numbers can be structure"):
         LazyIrSchema(func, structure=frozenset({"other"}))
 
 
