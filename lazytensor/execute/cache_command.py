@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="The compiled graphs on disk: list, prune, export, import.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="The compiled graphs on disk: list, prune, export, import.")
 Json = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 
 

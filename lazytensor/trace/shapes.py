@@ -147,7 +147,9 @@ def _as_the_cpu(op: Op, args: tuple[Any, ...], result: Any, operands: list[Any])
         values = list(values_in(args))
         limit = CHEAP if len({v.dtype for v in values}) < 2 else CHEAP << 6  # most errors they let pass are about mixed dtypes
         if sum(v.spec.numel for v in values) + _elements(result) > limit:
-            return _elementwise(result, operands) if torch.Tag.pointwise in tags else result
+            # clone is tagged pointwise too, but its memory_format decides: a large x.mT.clone(contiguous) kept x's strides.
+            decided = "memory_format" in op.keywords
+            return _elementwise(result, operands) if torch.Tag.pointwise in tags and not decided else result
     try:
         found = on_zeros(op, args)
     except Exception as error:
