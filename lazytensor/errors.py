@@ -8,7 +8,7 @@ import torch
 
 
 class LazyTensorError(RuntimeError):
-    """The base of the errors that lazytensor itself raises.  Errors that eager PyTorch would raise keep their own type."""
+    """The base of the errors that lazytensor itself raises.  Errors that eager would raise keep their own type."""
 
 
 class ValueLost(LazyTensorError):
@@ -51,15 +51,16 @@ class UnknownBackend(LazyTensorError):
 
 
 class BackendFailed(LazyTensorError):
-    """Raised when a backend broke its contract: it raised while compiling, or returned something other than the results."""
+    """Raised when a backend broke its contract: it raised, or returned something other than the results."""
 
     def __init__(self, backend: str, phase: str, graph: str, place: str, what: str) -> None:
         self.backend = backend
         self.phase = phase  # "compile", "execute" or "results"
         super().__init__(
             f"the backend {backend!r} failed ({phase}) on {graph}, {place}: {what}. "
-            "Nothing is lost: what was pending is still pending. Choose another backend (lazytensor.set_backend('reference')) "
-            "and sync again, or let that happen by itself (lazytensor.settings.on_backend_failure = 'reference')."
+            "Nothing is lost: what was pending is still pending. Choose another backend "
+            "(lazytensor.set_backend('reference')) and sync again, or let that happen by itself "
+            "(lazytensor.settings.on_backend_failure = 'reference')."
         )
 
 
@@ -68,7 +69,8 @@ class BackendNotLoaded(LazyTensorError):
 
     def __init__(self, name: str, cause: Exception) -> None:
         super().__init__(
-            f"the backend {name!r} could not be loaded: {type(cause).__name__}: {cause}. The backend in force has not changed."
+            f"the backend {name!r} could not be loaded: {type(cause).__name__}: {cause}. "
+            "The backend in force has not changed."
         )
 
 
@@ -87,7 +89,9 @@ class BadStepFile(LazyTensorError):
     """Raised when a file is not a step that ``lazytensor.save_step`` wrote, or is damaged."""
 
     def __init__(self, path: str, problem: Exception) -> None:
-        super().__init__(f"{path} is not a step that can be loaded: {problem}. Save it again with lazytensor.save_step.")
+        super().__init__(
+            f"{path} is not a step that can be loaded: {problem}. Save it again with lazytensor.save_step."
+        )
 
 
 class NotANumber(LazyTensorError):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import lazytensor as lt
 
 
 @pytest.fixture(autouse=True)
-def nothing_pending() -> Iterator[None]:
+def nothing_pending() -> None:
     """Start each test with nothing pending, so that a failure belongs to the test that shows it."""
     try:
         lt.sync()
     except Exception:  # a failure another test left behind; it is raised once
         lt.sync()
-    yield

@@ -1,8 +1,8 @@
 """Runs one program on the CPU and on ltc and compares everything that a user could see of it.
 
-A *program* is a function of a device.  Whatever tensors, numbers and strings its local variables hold when it returns or raises
-are compared: values bit for bit, geometry, dtype, autograd's flags and version counters, which of them share a storage, the
-error if there was one, and its warnings.  :func:`same` is what tests call.
+A *program* is a function of a device.  Whatever tensors, numbers and strings its local variables hold when it returns
+or raises are compared: values bit for bit, geometry, dtype, autograd's flags and version counters, which of them share
+a storage, the error if there was one, and its warnings.  :func:`same` is what tests call.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def differences(eager: Seen, lazy: Seen, close: float | None = None, versions: b
     # Geometry first: reading a value must not be what made it right.
     looks = {name: (look(eager.tensors[name]), look(lazy.tensors[name])) for name in eager.tensors}
     for name, (expected, got) in looks.items():
-        if not versions or name.endswith(".grad"):  # how often autograd's engine adds in place depends on who holds the storage
+        # How often autograd's engine adds to a gradient in place depends on who holds its storage.
+        if not versions or name.endswith(".grad"):
             got["version"] = expected.get("version")
         found += [
             f"{name}.{fact}: eager {value}, lazy {got.get(fact)}"
@@ -169,15 +170,16 @@ def same(
     """Assert that a program does on ltc exactly what it does on the CPU.
 
     By default it runs twice on ltc: recording it for the first time and finding it in the tables are two code paths.
-    ``close`` is the tolerance where the CPU's own kernel may differ from itself; ``versions=False`` leaves version counters out,
-    for programs that move a module made on the CPU, where only eager has nothing to move.
+    ``close`` is the tolerance where the CPU's own kernel may differ from itself; ``versions=False`` leaves version
+    counters out, for programs that move a module made on the CPU, where only eager has nothing to move.
     """
     eager = run(program, "cpu")
     lazy = run(program, "ltc")
     _demand(differences(eager, lazy, close, versions), "the first run")
     if twice:
         lt.sync()
-        _demand(differences(eager, run(program, "ltc"), close, versions), "the second run, when every structure was known")
+        again = run(program, "ltc")
+        _demand(differences(eager, again, close, versions), "the second run, when every structure was known")
     return eager, lazy
 
 

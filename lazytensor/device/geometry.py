@@ -54,7 +54,8 @@ def resize(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...] 
     device = state.spec.device
     if stride is None and size == state.spec.size:
         return tensor
-    geometry = spec(size, stride or contiguous_stride(size), state.spec.offset, state.spec.dtype, device, state.spec.bits)
+    have = state.spec
+    geometry = spec(size, stride or contiguous_stride(size), have.offset, have.dtype, device, have.bits)
     if geometry is state.spec:
         return tensor
     base = state.base if isinstance(state, ViewState) else state
@@ -87,10 +88,10 @@ def _fresh(tensor: torch.Tensor, base: State, geometry: Spec) -> torch.Tensor:
 def warn_resized(out: torch.Tensor, size: tuple[int, ...]) -> None:
     """PyTorch's own warning for an ``out=`` tensor of another size."""
     warnings.warn(
-        f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not match the "
-        f"required output shape {list(size)}. This behavior is deprecated, and in a future PyTorch release outputs will "
-        "not be resized unless they have zero elements. You can explicitly reuse an out tensor t by resizing it, inplace, "
-        "to zero elements with t.resize_(0).",
+        f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not match "
+        f"the required output shape {list(size)}. This behavior is deprecated, and in a future PyTorch release outputs "
+        "will not be resized unless they have zero elements. You can explicitly reuse an out tensor t by resizing it, "
+        "inplace, to zero elements with t.resize_(0).",
         stacklevel=4,
     )
 
@@ -118,15 +119,12 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None 
     )
     have = base.spec
     held = extent(have.size, have.stride, 0) * have.dtype.itemsize
-    if (
-        0 not in geometry.size
-        and extent(geometry.size, geometry.stride, geometry.offset) * geometry.dtype.itemsize > held
-    ):
+    needed = extent(geometry.size, geometry.stride, geometry.offset) * geometry.dtype.itemsize
+    if 0 not in geometry.size and needed > held:
         raise RuntimeError(
             f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {geometry.offset}, and itemsize "
-            f"{geometry.dtype.itemsize} requiring a storage size of "
-            f"{extent(geometry.size, geometry.stride, geometry.offset) * geometry.dtype.itemsize} are out of bounds for storage "
-            f"of size {held}"
+            f"{geometry.dtype.itemsize} requiring a storage size of {needed} are out of bounds for storage of size "
+            f"{held}"
         )
     value = extract(value_of_state(base), geometry)
     alias = tensors.alias(tensor, value)
@@ -135,12 +133,12 @@ def as_strided(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None 
 
 
 class Untyped(State):
-    """A storage made of bytes, which no tensor has looked at yet: the first to do so decides how its base value looks."""
+    """A storage made of bytes, which no tensor has looked at yet: the first one decides how its base value looks."""
 
     __slots__ = ()
 
     def settle(self, wanted: Spec) -> None:
-        """Become an ordinary state: with this geometry if it takes all the bytes, else a row of elements of its dtype."""
+        """Become an ordinary state: of this geometry if it takes all the bytes, else a row of elements of its dtype."""
         count = self.spec.numel // wanted.dtype.itemsize
         data = self.data[: count * wanted.dtype.itemsize].view(wanted.dtype)
         if wanted.offset == 0 and wanted.numel == count == extent(wanted.size, wanted.stride, 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from lazytensor.execute import fallback as fallbacks
 from lazytensor.trace import record, shapes, storage
 from lazytensor.trace.ir import Value
 from lazytensor.trace.record import Mutation, wrap
-from lazytensor.trace.storage import State, dead, live, lock, ref, state_of, write
+from lazytensor.trace.storage import State, dead, live, ref, state_of, write
+from lazytensor.trace.storage import lock as lock  # generated kernels take it from here
 
 NUMBERS = frozenset((float, int, bool, complex))
 NEW = object()  # a mutating op that returns new tensors
@@ -79,7 +81,7 @@ def finish(returns: list[Any]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
-def write_all(tensors: list[torch.Tensor], values: list[Value]) -> None:
+def write_all(tensors: Sequence[torch.Tensor], values: list[Value]) -> None:
     """Let each tensor of a list have its new value."""
     for tensor, value in zip(tensors, values, strict=True):
         state = state_of(tensor)
@@ -102,7 +104,7 @@ def write_out(
     values: tuple[Value, ...] = ()
     if sharing.shared(outs, (*outs, *arguments)):
         values = storage.values_of(outs)
-    entry = mutation.table.get((*key, *specs, *values))
+    entry: Any = mutation.table.get((*key, *specs, *values))
     new = entry is None
     if new:
         try:

@@ -1,8 +1,8 @@
 """Arguments that share memory: whether they do, and ops that must run in real memory because they do.
 
-Values say nothing about memory: two storages may have the same value.  Where it matters who shares memory with whom, the tensors
-are asked.  An op that writes the same memory twice (``_foreach_add_([a, a], 1)``, ``add_`` on overlapping strides) has no functional
-form with the same meaning: it runs on the CPU over copies of the storages themselves.
+Values say nothing about memory: two storages may have the same value.  Where it matters who shares memory with whom,
+the tensors are asked.  An op that writes the same memory twice (``_foreach_add_([a, a], 1)``, ``add_`` on overlapping
+strides) has no functional form with the same meaning: it runs on the CPU over copies of the storages themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lazytensor.device.geometry import base_of
+from lazytensor.device.geometry import base_of, extent
 from lazytensor.execute import fallback
 from lazytensor.trace import shapes, storage
 from lazytensor.trace.ir import Number, Spec
@@ -30,10 +30,27 @@ def each(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def shared(written: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
-    """Whether a written tensor shares its storage with another argument; ``arguments`` contains the written ones too."""
-    bases = [base_of(tensor) for tensor in each(written)]
-    own = {id(base) for base in bases}
-    return len(own) < len(bases) or sum(id(base_of(t)) in own for t in each(arguments)) > len(bases)
+    """Whether a written tensor may share memory with another argument; ``arguments`` contains the written ones too."""
+    targets = {id(tensor) for tensor in each(written)}
+    places: dict[int, list[tuple[int, int, bool]]] = {}
+    for tensor in each(arguments):
+        spec = state_of(tensor).spec
+        start = spec.offset * spec.dtype.itemsize
+        end = extent(spec.size, spec.stride, spec.offset) * spec.dtype.itemsize
+        places.setdefault(id(base_of(tensor)), []).append((start, end, id(tensor) in targets))
+    return any(len(found) > 1 and _meet(sorted(found)) for found in places.values())
+
+
+def _meet(places: list[tuple[int, int, bool]]) -> bool:
+    """Whether a written stretch of memory meets another one."""
+    reach = reach_written = -1
+    for start, end, is_written in places:
+        if start < (reach if is_written else reach_written):
+            return True
+        reach = max(reach, end)
+        if is_written:
+            reach_written = max(reach_written, end)
+    return False
 
 
 def run_in_memory(

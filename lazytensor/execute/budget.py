@@ -1,7 +1,8 @@
 """A program that never reads anything is cut by itself before it has recorded too much.
 
-Asked on a miss only: a structure that is recorded again was within the budget when it was new.  Three things are bounded: how deep
-the pending graph is, how many operations were new since the last cut, and how many bytes the pending results need.
+Asked on a miss only: a structure that is recorded again was within the budget when it was new.  Three things are
+bounded: how deep the pending graph is, how many operations were new since the last cut, and how many bytes the pending
+results need.
 """
 
 from __future__ import annotations

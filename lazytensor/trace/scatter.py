@@ -1,8 +1,8 @@
 """Reading and writing part of a storage as pure functions of its base value.
 
-A view is a chain of view ops from the base.  To write through it, each op of the chain is undone: the op that takes a part has an
-ATen op that puts a part back (``slice`` and ``slice_scatter``), and the ops that only rearrange are undone by another view.
-A chain with any other op is written by ``as_strided_scatter``, which can express every view.
+A view is a chain of view ops from the base.  To write through it, each op of the chain is undone: the op that takes a
+part has an ATen op that puts a part back (``slice`` and ``slice_scatter``), and the ops that only rearrange are undone
+by another view. A chain with any other op is written by ``as_strided_scatter``, which can express every view.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def replace(view: ViewState, new: Value) -> Value:
         return conform(_scatter(value_of_state(base), new, view.spec), base.spec)
     for part, put_back in zip(chain, steps, strict=True):
         node = part.proto.node
-        new = put_back(value_of_state(part.parent), new, node.args[1:], part.proto)  # type: ignore[misc]
+        new = put_back(value_of_state(part.parent), new, node.args[1:], part.proto)  # type: ignore[misc,arg-type]
     return conform(new, base.spec)
 
 

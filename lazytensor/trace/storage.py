@@ -3,10 +3,12 @@
 A tensor on ``ltc`` is an ordinary ``torch.Tensor`` with true sizes, strides and offset over a storage without memory.
 Two Python attributes named ``_lt`` tie it to its value:
 
-* on the storage: the :class:`State`, which holds the storage's current value.  It is shared by every alias, also by those
+* on the storage: the :class:`State`, which holds the storage's current value.  It is shared by every alias, also by
+those
   that PyTorch makes in C++ without telling anyone (``detach``, ``.data``, tensors saved for backward), and dies with
   the last of them;
-* on the tensor: a shortcut to that state, or to the :class:`ViewState` if the tensor sees only part of the storage.  It is a
+* on the tensor: a shortcut to that state, or to the :class:`ViewState` if the tensor sees only part of the storage.  It
+is a
   cache: a tensor without it gets it back from its storage (:func:`state_of`).
 
 ``state.value`` is what a kernel reads.  Three cases, which the comments below call by these names:
@@ -15,8 +17,9 @@ Two Python attributes named ``_lt`` tie it to its value:
 *leaf*      the storage has data, and the data has been used since the last cut: the value is a data leaf;
 *unused*    ``None``: for a State, data not used since the last cut; for a ViewState, to be derived from its base again.
 
-A write never changes a value, it replaces ``state.value``.  A write through a view becomes a new value of the base, in which
-the part that the view sees has been replaced (:mod:`lazytensor.trace.scatter`), and every view of it becomes *unused*.
+A write never changes a value, it replaces ``state.value``.  A write through a view becomes a new value of the base, in
+which the part that the view sees has been replaced (:mod:`lazytensor.trace.scatter`), and every view of it becomes
+*unused*.
 
 The base value of a storage always has the geometry ``state.spec``, with offset 0.
 """
@@ -35,11 +38,16 @@ from lazytensor.trace.ir import Number, Spec, Value, data_leaf, number_leaf, spe
 
 
 class _Slots:
-    """The fields of every kind of state, so that a state can change its kind.  A field that was never set reads as None."""
+    """The fields of every kind of state, so that a state can change its kind.
+
+    A field that was never set reads as None.
+    """
 
     __slots__ = ("__weakref__", "base", "data", "error", "number", "parent", "proto", "spec_", "value", "views_")
 
     value: Value | None  # pending, leaf or unused (see above)
+    spec_: Spec | None
+    views_: dict[Spec, weakref.ref[ViewState]] | None
 
     def __getattr__(self, name: str) -> None:
         # Kernels set `value` only, which is what makes a new state cheap.
@@ -99,7 +107,7 @@ class ViewState(_Slots):
 
 
 class Forgotten:
-    """Stands where a copied ``__dict__`` held the state of the tensor it was copied from: it has no value on purpose."""
+    """Stands where a copied ``__dict__`` held the state of the tensor it was copied from: it has no value."""
 
     __slots__ = ()
 
@@ -147,7 +155,7 @@ def state_of(tensor: torch.Tensor) -> State | ViewState:
     """The state that this ltc tensor looks at, found through its storage if the tensor lost its shortcut."""
     found = tensor.__dict__.get("_lt")
     if found is None or found is FORGOTTEN:
-        base: State = tensor.untyped_storage()._lt
+        base: State = tensor.untyped_storage()._lt  # type: ignore[attr-defined]
         found = _aliased(base, spec_of(tensor, tensor.device.index))
         tensor._lt = found  # type: ignore[attr-defined]
     return found
@@ -174,14 +182,15 @@ def new_view(base: State, parent: State | ViewState | None, value: Value) -> Vie
     """A view of ``base`` with the geometry of ``value``; the existing one, if a tensor still has it."""
     if base.__class__ is State:
         base.__class__ = ViewedState
-    known = base.views.get(value.spec, _nothing)()  # type: ignore[attr-defined]
+    views: dict[Spec, weakref.ref[ViewState]] = base.views  # type: ignore[assignment]
+    known = views.get(value.spec, _nothing)()
     if known is not None:
         return known
     view = ViewState()
     view.value = view.proto = value
     view.base = base
     view.parent = parent
-    base.views[value.spec] = ref(view)  # type: ignore[attr-defined]
+    views[value.spec] = ref(view)
     live[ref(view, dead)] = None
     return view
 
@@ -203,7 +212,7 @@ def values_of(arguments: Any) -> tuple[Any, ...]:
 
 
 def _foreign(tensor: torch.Tensor) -> Value:
-    """A tensor of another device as an argument: a CPU scalar is taken along, as CUDA does; anything else is an error."""
+    """A tensor of another device as an argument: a CPU scalar is taken along, as CUDA does; all else is an error."""
     if tensor.dim() == 0 and tensor.device.type == "cpu":
         index = len(leaf_data)
         data = tensor.detach().clone()
@@ -271,7 +280,8 @@ def make_optional(value: Value | None) -> torch.Tensor | None:
 def make_data(data: torch.Tensor, device: int) -> torch.Tensor:
     """A new tensor that holds this data.  The caller gives the data away."""
     geometry = spec_of(data, device)
-    if geometry.offset or geometry.bits or data.untyped_storage().nbytes() != _extent(geometry) * geometry.dtype.itemsize:
+    nbytes = _extent(geometry) * geometry.dtype.itemsize
+    if geometry.offset or geometry.bits or data.untyped_storage().nbytes() != nbytes:
         data = data.clone(memory_format=torch.preserve_format)
         geometry = spec_of(data, device)
     uploaded[0] += 1
@@ -294,7 +304,7 @@ def _extent(geometry: Spec) -> int:
 def make_view(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     """A new tensor over the storage of ``tensor`` that sees ``value``, which a view op made from the tensor's value."""
     parent = state_of(tensor)
-    base = parent.base if parent.__class__ is ViewState else parent
+    base = parent.base if isinstance(parent, ViewState) else parent
     alias = tensors.alias(tensor, value)
     alias._lt = base if value.spec is base.spec else new_view(base, parent, value)  # type: ignore[attr-defined]
     return alias
@@ -306,7 +316,7 @@ def make_view(tensor: torch.Tensor, value: Value) -> torch.Tensor:
 def write(tensor: torch.Tensor, value: Value) -> None:
     """Let the tensor have this value, which has the tensor's own geometry: every alias sees it."""
     state = state_of(tensor)
-    if state.__class__ is ViewState:
+    if isinstance(state, ViewState):
         from lazytensor.trace.scatter import replace
 
         base = state.base
@@ -324,7 +334,7 @@ def write(tensor: torch.Tensor, value: Value) -> None:
 
 def forget_views(base: State) -> None:
     """Make every view of this storage derive its value again; drop the views that no tensor holds."""
-    views = base.views  # type: ignore[attr-defined]
+    views: dict[Spec, weakref.ref[ViewState]] = base.views  # type: ignore[assignment]
     for geometry, reference in list(views.items()):
         view = reference()
         if view is None:
@@ -336,7 +346,8 @@ def forget_views(base: State) -> None:
 def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """Let a whole-storage tensor hold this data from now on."""
     state = state_of(tensor)
-    assert isinstance(state, State) and data.stride() == state.spec.stride
+    assert isinstance(state, State)
+    assert data.stride() == state.spec.stride
     state.value = None
     state.error = None
     state.data = data

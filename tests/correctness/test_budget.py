@@ -83,7 +83,10 @@ def test_in_place_out_and_copy_ops_are_counted(unsaid):
 
 
 def test_a_long_chain_records_runs_and_is_freed():
-    """In a process of its own, with little stack: nothing recurses.  `python -m lazytensor.bench.endurance chain` has 200,000."""
+    """In a process of its own, with little stack: nothing recurses.
+
+    ``python -m lazytensor.bench.endurance chain`` has 200,000 operations.
+    """
     done = subprocess_run(
         """
         import gc, resource, sys, threading, torch
