@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_memory_figures(module: str) -> None:
         functions.max_memory_allocated,
     )
     lt.sync()
+    gc.collect()
     before = allocated()
     x = torch.ones(1000, device="ltc")
     assert allocated() == before, "what is pending holds nothing"
