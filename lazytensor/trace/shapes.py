@@ -153,10 +153,12 @@ def _as_the_cpu(op: Op, args: tuple[Any, ...], result: Any, operands: list[Any])
     try:
         found = on_zeros(op, args)
     except Exception as error:
-        # Zeros may be bad data.  What is wrong with ones as well is wrong with any; but a matrix of either is singular.
-        if not isinstance(error, torch.linalg.LinAlgError) and str(_error_on(op, args, 1)) == str(error):
-            raise error.with_traceback(None) from None
-        return result
+        # Zeros may be bad data.  What is wrong with ones as well is wrong with any; but a matrix of either is singular, and
+        # integers may be lengths that have to add up (segment_reduce), unless the error is about their type.
+        suspect = any(not v.dtype.is_floating_point for v in values_in(args)) and "type" not in str(error)
+        if isinstance(error, torch.linalg.LinAlgError) or suspect or str(_error_on(op, args, 1)) != str(error):
+            return result
+        raise error.with_traceback(None) from None
     return found if op.name in CPU_DECIDES or _sizes(found) == _sizes(result) else result
 
 
