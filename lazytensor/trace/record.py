@@ -7,7 +7,7 @@ asking the CPU for the exact error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -80,7 +80,27 @@ def intern(op: Op, args: tuple[Any, ...]) -> Any:
     return entry
 
 
+# The ops, by name without overload, that are not to be recorded but run eagerly (see force_fallback).
+forced: frozenset[str] = frozenset()
+
+
+def force_fallback(names: Iterable[str]) -> None:
+    """Let exactly these ops run eagerly from now on: ``aten::sub`` means every overload, in place too.  Views cannot be forced."""
+    global forced
+    changed = forced ^ frozenset(names)
+    forced = frozenset(names)
+    for each in ops.values():
+        if each.name.partition(".")[0] in changed:
+            each.table.clear()
+    for mutation in mutations:
+        if mutation.functional.name.partition(".")[0] in changed:
+            mutation.table.clear()
+            mutation.apart.clear()
+
+
 def _build(op: Op, args: tuple[Any, ...]) -> Any:
+    if forced and not op.view and op.name.partition(".")[0] in forced:
+        raise shapes.CannotInfer("it is forced to")
     device = _common_device(args)
     question = (op, device, shapes.looks(args))
     known = _inferred.get(question)
