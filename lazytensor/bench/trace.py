@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from . import report, runner
+from . import diagnostics, report, runner
 
 WORKLOADS = ("chain_1000", "mlp_adam", "transformer_layer_adamw")
 SYSTEMS = (runner.EAGER, runner.LAZY, runner.LAZY_REUSE, runner.REFERENCE)
@@ -33,7 +33,7 @@ Say = Callable[[str, int], None]
 def run(quick: bool = False, out: Path | None = None, console: Console | None = None) -> dict[str, Any]:
     """Measure everything; `quick` takes fewer turns."""
     turns = 5 if quick else 15
-    with runner.progress(console, len(WORKLOADS) + 1 + len(PENDING_NODES)) as say:
+    with runner.progress(console, len(WORKLOADS) + 2 + len(PENDING_NODES)) as say:
         result: dict[str, Any] = {"bench": "trace", "machine": report.machine(), "ops": {}, "lanes": []}
         for workload in WORKLOADS:
             ops, lanes = per_op(workload, turns, say)
@@ -41,7 +41,10 @@ def run(quick: bool = False, out: Path | None = None, console: Console | None = 
             result["lanes"] += lanes
         result["cut"] = cut_by_nodes(turns, say)
         result["pending"] = [row for nodes in PENDING_NODES for row in pending(nodes, say)]
-    result["goals"] = goals(result["lanes"])
+        say("diagnostics", 0)
+        result["diagnostics"] = diagnostics.price(2 * turns)
+        say("diagnostics: done", 1)
+    result["goals"] = goals(result["lanes"]) + diagnostics.goals(result["diagnostics"])
     report.finish(result, out)
     return result
 
@@ -141,6 +144,7 @@ def render(result: dict[str, Any], console: Console) -> None:
         console.print(table)
     render_cut(result, console)
     render_pending(result, console)
+    diagnostics.render(result["diagnostics"], console)
     report.goals(result, console)
 
 
