@@ -210,6 +210,12 @@ def fallbacks() -> Report:
 # --- history --------------------------------------------------------------------------------------------------------
 
 
+def tier(known: events.Known) -> str:
+    """Which tier the next run of a graph takes, where its backend has tiers; else the backend."""
+    compiled = getattr(known.computation(), "compiled", None)
+    return str(getattr(getattr(compiled, "callable", None), "tier", None) or known.backend)
+
+
 def history() -> Report:
     """Steps, graphs, hits and misses: which steps compiled which graphs, and which ran what was known."""
     cuts = events.all_cuts()
@@ -254,7 +260,7 @@ def history() -> Report:
             "hits": k.hits,
             "compile_seconds": k.compile_seconds,
             "backend": k.backend,
-            "tier": str(getattr(k.computation(), "tier", None) or k.backend),
+            "tier": tier(k),
             "cached": k.computation() is not None,
             **places.data(places.place(*k.where)),
         }

@@ -97,6 +97,7 @@ def graph_data(known: Known, nodes: bool) -> dict[str, Any]:
         "hits": known.hits,
         "compile_seconds": known.compile_seconds,
         "backend": known.backend,
+        "tier": ledgers.tier(known),
         "place": places.data(places.place(*known.where)),
         "nodes": None,
     }

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
 from marked import here
 
 import lazytensor as lt
+from lazytensor.backend import registry
+from lazytensor.backend.reference import ReferenceBackend
 from lazytensor.inspect import events
 
 
@@ -125,6 +128,53 @@ def test_diagnostics_can_be_switched_off() -> None:
     lt.sync()
     assert lt.history().data["graphs"][0]["hits"] == 1
     del x, y
+
+
+def test_a_cut_by_the_budget_is_named() -> None:
+    x = torch.ones(2).to("ltc")
+    with lt.settings.scope(max_pending=20):
+        for _ in range(30):
+            x = x + 1  # <grows>
+    line = only_line()
+    assert (line["reason"], line["line"]) == ("budget", here("grows"))
+    assert lt.metrics.counter_value("TrimIrGraph") == 1
+    with lt.settings.scope(max_pending=20), lt.no_sync():
+        for _ in range(30):
+            x = x * 2  # a cut that keeps memory bounded is not forbidden
+
+
+class Background(ReferenceBackend):
+    """The reference backend, whose cuts may run while the program goes on."""
+
+    asynchronous = True
+
+
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    with lt.settings.scope(run_in_background=True), registry.scope(Background()):
+        yield
+        lt.wait()
+
+
+def test_a_cut_in_the_background_is_waited_for_by_the_read(in_background: None) -> None:
+    x = pending()
+    lt.sync()
+    total = x.cpu()  # <read>
+    rows = {line["reason"]: line for line in lt.syncs().data["lines"]}
+    assert rows["lt.sync()"]["count"] == 1
+    waited = rows["waits for .cpu()"]
+    assert (waited["line"], waited["waits"], waited["count"]) == (here("read"), 1, 0)
+    (cut,) = lt.syncs().data["cuts"]
+    assert cut["background"]
+    assert cut["seconds"] == pytest.approx(cut["collect"] + cut["compile"] + cut["install"])
+    assert total.tolist() == pytest.approx([torch.e] * 4)
+
+
+def test_what_is_observed_in_the_background_comes_later(in_background: None) -> None:
+    for step in range(3):
+        lt.observe("x", torch.full((1,), float(step)).to("ltc") * 2)
+        lt.sync()
+    assert [v.item() for _, v in lt.observed("x")] == [0.0, 2.0, 4.0]
 
 
 # --- no_sync --------------------------------------------------------------------------------------------------------
