@@ -29,7 +29,7 @@ log = logging.getLogger("lazytensor")
 _HERE = Path(__file__).parent
 _MARK = b"\n# checksum "
 _SOURCES = (
-    *("device.yaml", "generate.py", "kernels.py", "layout.py"),
+    *("device.yaml", "generate.py", "kernels.py", "classify.py", "layout.py"),
     *("backend_yaml.py", "yaml_document.py", "schema.py", "natives.py"),
 )
 

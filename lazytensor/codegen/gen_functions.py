@@ -23,8 +23,9 @@ from dataclasses import dataclass, field, replace
 
 from torchgen.model import BaseOperatorName, Location, NativeFunction
 
+from .classify import classify, identifier, in_order, is_written, runtime_schema, safe
 from .generate import deterministic_in
-from .kernels import Kernel, Writer, classify, identifier, in_order, is_written, runtime_schema, safe
+from .kernels import Kernel, Writer
 from .layout import INDENT, indented, tuple_of, wrapped
 from .module import module
 from .natives import QualifiedName, qualified

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torchgen.model import Argument, BaseTy, ListType, OptionalType
 
-from .kernels import base, in_order, is_list, runtime_schema, safe
+from .classify import base, in_order, is_list, runtime_schema, safe
 from .layout import docstring, indented, literal, tuple_of, wrapped
 from .module import module
 from .plan import NodePlan, Plan

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torchgen.model import FunctionSchema
 
 from .checks import bound_names, statements
-from .kernels import annotation, in_order, result_type, safe
+from .classify import annotation, in_order, result_type, safe
 from .layout import wrapped
 from .module import module
 from .natives import nearest

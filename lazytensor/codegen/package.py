@@ -227,5 +227,12 @@ def op_table(plan: Plan) -> str:
         {"op": f"aten::{op}", "section": "exclude", "kind": "excluded", "reason": reason}
         for op, reason in plan.parsed.exclusions.items()
     ]
-    head = {"backend": plan.backend_name, "key": plan.parsed.backend_key.name, "class": plan.parsed.class_name}
+    index = plan.parsed.backend_indices[plan.parsed.backend_key]
+    head = {
+        "backend": plan.backend_name,
+        "key": index.dispatch_key.name,
+        "class": plan.parsed.class_name,
+        "use_out_as_primary": index.use_out_as_primary,
+        "device_guard": index.device_guard,
+    }
     return json.dumps({**head, "ops": rows}, indent=1) + "\n"

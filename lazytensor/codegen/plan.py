@@ -14,8 +14,8 @@ import torch
 from torchgen.model import BaseTy, DispatchKey, NativeFunction, OperatorName
 
 from .backend_yaml import OpOptions, ParsedExternalYaml
+from .classify import Kind, classify, identifier, in_order
 from .generate import deterministic_in, functional_counterparts
-from .kernels import Kind, classify, identifier, in_order
 from .natives import QualifiedName, load_native_functions, qualified
 from .schema import LazyIrSchema, base_type
 
