@@ -44,8 +44,8 @@ def wait() -> None:
 def sync_tensors(tensors: Iterable[torch.Tensor], wait: bool = True) -> None:
     """Let these tensors have their values (``sync_multi``).
 
-    Everything pending runs with them: each recorded operation runs once, so what they share with other tensors cannot be left
-    to run again.
+    Everything pending runs with them: each recorded operation runs once, so what they share with other tensors cannot
+    be left to run again.
     """
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):

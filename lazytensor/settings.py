@@ -80,7 +80,9 @@ _ALL: dict[str, Setting[Any]] = {
         400_000, "LAZYTENSOR_MAX_NODES", "How many interned nodes are kept before unused ones are dropped."
     ),
     "diagnostics": Setting(
-        True, "LAZYTENSOR_DIAGNOSTICS", "Keep the ledgers of cuts, recompilations and fallbacks, and blame recompilations."
+        True,
+        "LAZYTENSOR_DIAGNOSTICS",
+        "Keep the ledgers of cuts, recompilations and fallbacks, and blame recompilations.",
     ),
     "ledger_size": Setting(4096, "LAZYTENSOR_LEDGER_SIZE", "How many cuts and fallbacks the ledgers keep one by one."),
     "save_tensors_file": Setting("", "LTC_SAVE_TENSORS_FILE", "Append the graph of every cut to this file."),
@@ -92,14 +94,20 @@ _ALL: dict[str, Setting[Any]] = {
         "", "LAZYTENSOR_WITHOUT_PASSES", "Clean-up passes to leave out, separated by commas: copies, casts, views."
     ),
     "run_in_background": Setting(
-        True, "LAZYTENSOR_RUN_IN_BACKGROUND", "Let a cut run while the next step is recorded, where the backend allows it."
+        True,
+        "LAZYTENSOR_RUN_IN_BACKGROUND",
+        "Let a cut run while the next step is recorded, where the backend allows it.",
     ),
     "max_in_flight": Setting(2, "LAZYTENSOR_MAX_IN_FLIGHT", "How many cuts may run or wait to run in the background."),
-    "compile_seconds": Setting(300, "LAZYTENSOR_COMPILE_SECONDS", "How long one graph may be compiled by TorchInductor."),
+    "compile_seconds": Setting(
+        300, "LAZYTENSOR_COMPILE_SECONDS", "How long one graph may be compiled by TorchInductor."
+    ),
     "max_compiled_operations": Setting(
         4000, "LAZYTENSOR_MAX_COMPILED_OPERATIONS", "Graphs with more operations are not given to TorchInductor."
     ),
-    "disk_cache_bytes": Setting(2 << 30, "LAZYTENSOR_DISK_CACHE_BYTES", "How large the cache of compiled graphs on disk may be."),
+    "disk_cache_bytes": Setting(
+        2 << 30, "LAZYTENSOR_DISK_CACHE_BYTES", "How large the cache of compiled graphs on disk may be."
+    ),
     "cache_dir": Setting("", "LAZYTENSOR_CACHE_DIR", "Where generated kernels and compiled graphs are kept on disk."),
 }
 

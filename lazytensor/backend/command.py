@@ -10,11 +10,17 @@ import typer
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="Look at this backend: its behaviours and the ops it takes.")] = None,
-    op: Annotated[list[str] | None, typer.Option(help="The op_db entries for the table of ops; repeatable. Default: all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Look at this backend: its behaviours and the ops it takes.")
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(help="The op_db entries for the table of ops; repeatable. Default: all.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write what is shown as JSON.")] = None,
 ) -> None:
-    """List the backends with their devices, versions and options; with a NAME, check it and show the ops it takes by itself."""
+    """List the backends with their devices, versions and options; with a NAME, check it and show the ops it takes by
+    itself.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -37,7 +43,11 @@ def _list(console: Any, out: Path | None) -> None:
         options = ", ".join(f"{key}={value}" if value else key for key, value in info.options.items())
         mark = " (in force)" if info.name == settings.backend else ""
         table.add_row(
-            info.name + mark, info.origin, info.version, ", ".join(info.devices) or f"cannot be loaded: {info.problem}", options
+            info.name + mark,
+            info.origin,
+            info.version,
+            ", ".join(info.devices) or f"cannot be loaded: {info.problem}",
+            options,
         )
     console.print(table)
     if out is not None:
@@ -64,5 +74,7 @@ def check(name: str, entries: list[str] | None, console: Any, out: Path | None =
         table.add_row(op, *[str(count[kind]) if kind in count else "" for kind in kinds])
     console.print(table)
     native = sum(set(count) == {suite.NATIVE} for count in result["coverage"].values())
-    console.print(f"{len(behaviours) - broken} of {len(behaviours)} behaviours kept; {native} of {len(result['coverage'])} ops native")
+    console.print(
+        f"{len(behaviours) - broken} of {len(behaviours)} behaviours kept; {native} of {len(result['coverage'])} ops native"
+    )
     return broken

@@ -1,13 +1,14 @@
 """What a backend promises, and what happens when it breaks the promise.
 
-A compiled computation is called through a :class:`Guard`.  On its first runs, and always under ``settings.check``, the guard looks at
-the results: a wrong count, size or dtype is an error; other strides than declared, or memory shared with an input or another
-result, are mended by a copy, for good.  Afterwards a run costs what the backend's own callable costs.
+A compiled computation is called through a :class:`Guard`.  On its first runs, and always under ``settings.check``, the
+guard looks at the results: a wrong count, size or dtype is an error; other strides than declared, or memory shared with
+an input or another result, are mended by a copy, for good.  Afterwards a run costs what the backend's own callable
+costs.
 
-If the callable raises, the reference interpreter runs the same graph on the same inputs.  If it fails too, the error is the
-user's own (an index out of range), and is reported as such, with op and line.  If not, the backend is to blame:
-``BackendFailed`` is raised, everything pending stays pending; or, as ``settings.on_backend_failure`` says, the interpreter's results
-are taken and the computation stays with the interpreter, with one loud line.
+If the callable raises, the reference interpreter runs the same graph on the same inputs.  If it fails too, the error is
+the user's own (an index out of range), and is reported as such, with op and line.  If not, the backend is to blame:
+``BackendFailed`` is raised, everything pending stays pending; or, as ``settings.on_backend_failure`` says, the
+interpreter's results are taken and the computation stays with the interpreter, with one loud line.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def restrided(tensor: torch.Tensor, spec: Spec) -> torch.Tensor:
         return made.copy_(tensor)
     extent = made.untyped_storage().nbytes() // made.element_size()
     memory = made.as_strided((extent,), (1,))
-    places = torch.arange(extent).as_strided(spec.size, spec.stride)  # elements that share memory are equal: any may win
+    # elements that share memory are equal: any may win
+    places = torch.arange(extent).as_strided(spec.size, spec.stride)
     memory[places.reshape(-1)] = tensor.reshape(-1)
     return made
 
@@ -63,9 +65,7 @@ def lazy_bits(tensor: torch.Tensor) -> bool:
 
 def misplaced(tensor: torch.Tensor, spec: Spec) -> bool:
     """Whether a tensor of the right size and dtype lies in memory otherwise than declared."""
-    return (
-        (tensor.stride() != spec.stride and spec.numel > 1) or bool(tensor.storage_offset()) or lazy_bits(tensor)
-    )
+    return (tensor.stride() != spec.stride and spec.numel > 1) or bool(tensor.storage_offset()) or lazy_bits(tensor)
 
 
 def computation(backend: Backend, graph: Graph) -> Computation:
@@ -106,7 +106,9 @@ def _instead(failed: errors.BackendFailed, error: Exception | None, graph: Graph
 
     if settings.on_backend_failure != "reference":
         raise failed from error
-    log.error("lazytensor: %s  It runs on the backend 'reference' from now on (on_backend_failure='reference').", failed)
+    log.error(
+        "lazytensor: %s  It runs on the backend 'reference' from now on (on_backend_failure='reference').", failed
+    )
     return Program(graph)
 
 
@@ -161,7 +163,9 @@ class Guard:
         """Compare the results with what the graph declares; note which need a copy."""
         graph = self.computation.graph
         if not isinstance(results, list | tuple):
-            raise self._wrong(f"it returned a {type(results).__name__} instead of a list of {len(graph.outputs)} results")
+            raise self._wrong(
+                f"it returned a {type(results).__name__} instead of a list of {len(graph.outputs)} results"
+            )
         if len(results) != len(graph.outputs):
             raise self._wrong(f"it returned {len(results)} results instead of {len(graph.outputs)}")
         for number, (result, value) in enumerate(zip(results, graph.outputs, strict=True)):

@@ -1,7 +1,8 @@
 """What passes between lazytensor and a backend: devices, device data, computations.
 
-A backend without memory of its own (``own_memory = False``: all built-in ones on the CPU) takes and returns plain CPU tensors.  One
-that has its own takes and returns :class:`BackendData`; lazytensor asks it to convert when a value is uploaded or read.
+A backend without memory of its own (``own_memory = False``: all built-in ones on the CPU) takes and returns plain CPU
+tensors.  One that has its own takes and returns :class:`BackendData`; lazytensor asks it to convert when a value is
+uploaded or read.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class MemoryInfo:
 class BackendData:
     """One tensor in a backend's own memory (``torch::lazy::BackendData``).
 
-    lazytensor owns the object and drops it when no tensor needs it; the backend owns what ``value`` refers to, and may free it
-    when the object dies (``weakref.finalize``).  ``value`` is None in a placeholder that is still to be filled.
+    lazytensor owns the object and drops it when no tensor needs it; the backend owns what ``value`` refers to, and may
+    free it when the object dies (``weakref.finalize``).  ``value`` is None in a placeholder that is still to be filled.
     """
 
     __slots__ = ("__weakref__", "backend", "device", "info", "spec", "value")
@@ -98,8 +99,8 @@ held: weakref.WeakSet[BackendData] = weakref.WeakSet()  # all data in memory tha
 class Computation:
     """A graph and, once compiled, how to run it (``torch::lazy::Computation``).
 
-    ``callable`` is what the backend's ``compile`` returned; ``run`` is the same with the backend's promises checked, and is
-    what a cut calls.  Made on the thread that cuts; kept in the computation cache, which owns it.
+    ``callable`` is what the backend's ``compile`` returned; ``run`` is the same with the backend's promises checked,
+    and is what a cut calls.  Made on the thread that cuts; kept in the computation cache, which owns it.
     """
 
     __slots__ = (
@@ -125,7 +126,8 @@ class Computation:
         self.name = name
         self.callable: Callable[..., list[Any]] | None = None
         self.run: Callable[..., list[Any]] = self._not_compiled
-        # Which leaves of the trace are its inputs.  (A part of a greater graph takes other values: they have no number.)
+        # Which leaves of the trace are its inputs.  (A part of a greater graph takes other values: they have no
+        # number.)
         self.data: list[int] = [v.node.args[1] for v in graph.data if v.leaf]
         self.numbers: list[int] = [n.index for n in graph.numbers]
         self.runs = 0

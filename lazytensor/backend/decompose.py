@@ -1,9 +1,11 @@
-"""An operation a backend does not support, replaced by operations it does: PyTorch's decomposition tables, node by node.
+"""An operation a backend does not support, replaced by operations it does: PyTorch's decomposition tables, node by
+node.
 
-The decomposition is run on meta tensors under a mode that records what it calls.  A lifted number is not known when a graph is
-compiled, so the decomposition is recorded twice, with two different made-up values for each number: an argument that stays the same
-is a constant, one that follows a number is that number, and with anything else (a number computed from it) the operation is left
-whole.  It is also left whole if a part is not supported, since one operation in the interpreter is cheaper than several.
+The decomposition is run on meta tensors under a mode that records what it calls.  A lifted number is not known when a
+graph is compiled, so the decomposition is recorded twice, with two different made-up values for each number: an
+argument that stays the same is a constant, one that follows a number is that number, and with anything else (a number
+computed from it) the operation is left whole.  It is also left whole if a part is not supported, since one operation in
+the interpreter is cheaper than several.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def decompose(node: Node, supports: Supports) -> tuple[list[Node], list[Value | 
         if not supports(part):
             raise CannotDecompose(f"{part.op.name} is not supported either")
     outputs = [
-        None if v is None else _declared(first.nodes, found, v.spec) for v, found in zip(node.outputs, results, strict=True)
+        None if v is None else _declared(first.nodes, found, v.spec)
+        for v, found in zip(node.outputs, results, strict=True)
     ]
     return first.nodes, outputs
 
@@ -81,7 +84,9 @@ class _Recording(TorchDispatchMode):
         self.nodes: list[Node] = []
         self.values: dict[int, Value] = {}
         self.alive: list[torch.Tensor] = []  # so that no id is used twice
-        self.made_up = {n: random.randint(1 << 20, 1 << 30) if n.kind is int else random.uniform(0.1, 0.9) for n in numbers}
+        self.made_up = {
+            n: random.randint(1 << 20, 1 << 30) if n.kind is int else random.uniform(0.1, 0.9) for n in numbers
+        }
         self.depth = 0
 
     def run(self, function: Callable[..., Any]) -> list[Value | None]:
@@ -119,10 +124,15 @@ class _Recording(TorchDispatchMode):
             raise CannotDecompose(f"its decomposition writes in place ({func.name()})")
         if func.namespace == "prims":
             raise CannotDecompose("its decomposition ends in PyTorch's prims, not in ATen")
-        if "empty" in func._schema.name:  # what is put there afterwards does not show: a kernel may write memory directly
+        # what is put there afterwards does not show: a kernel may write memory directly
+        if "empty" in func._schema.name:
             raise CannotDecompose("its decomposition fills memory")
         result = func(*args, **kwargs)
-        made = make_node(*self._call(func, args, kwargs), [None if t is None else spec_of(t, 0) for t in _tensors(result)], self.node.line)
+        made = make_node(
+            *self._call(func, args, kwargs),
+            [None if t is None else spec_of(t, 0) for t in _tensors(result)],
+            self.node.line,
+        )
         if not self.supports(made) and self.depth < _DEPTH:
             try:
                 inner = _function(func)
@@ -199,7 +209,11 @@ def _merge(first: _Recording, second: _Recording) -> None:
     if [n.op for n in first.nodes] != [n.op for n in second.nodes]:
         raise CannotDecompose("what it does depends on a number")
     known = {(first.made_up[n], second.made_up[n]): n for n in first.made_up}
-    same = {b: a for one, two in zip(first.nodes, second.nodes, strict=True) for a, b in zip(one.outputs, two.outputs, strict=True)}
+    same = {
+        b: a
+        for one, two in zip(first.nodes, second.nodes, strict=True)
+        for a, b in zip(one.outputs, two.outputs, strict=True)
+    }
 
     def merge(a: Any, b: Any) -> Any:
         if a.__class__ is tuple and b.__class__ is tuple and len(a) == len(b):

@@ -1,9 +1,9 @@
 """Compiled graphs on disk: a restarted program runs its first step compiled, with no compiler started.
 
-An entry is a folder named by what it was made from: the graph's structure, the backend, the versions and flags.  It holds plain
-files (text and shared objects, never a pickle) and a manifest with their sizes and digests, signed with a key that only the
-owner can read.  An entry that is truncated, tampered with or foreign is ignored, with one line.  Folders and files are the
-owner's alone.  The cache is bounded in bytes; the least recently used entry goes first.
+An entry is a folder named by what it was made from: the graph's structure, the backend, the versions and flags.  It
+holds plain files (text and shared objects, never a pickle) and a manifest with their sizes and digests, signed with a
+key that only the owner can read.  An entry that is truncated, tampered with or foreign is ignored, with one line.
+Folders and files are the owner's alone.  The cache is bounded in bytes; the least recently used entry goes first.
 """
 
 from __future__ import annotations

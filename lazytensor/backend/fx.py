@@ -13,9 +13,11 @@ from lazytensor.backend.text import Names
 
 
 def module(graph: Graph) -> torch.fx.GraphModule:
-    """One ``placeholder`` an input, one ``call_function`` an operation, ``operator.getitem`` for the parts of several results.
+    """One ``placeholder`` an input, one ``call_function`` an operation, ``operator.getitem`` for the parts of several
+    results.
 
-    ``meta["spec"]`` holds the geometry of a tensor, ``meta["number"]`` the type of a lifted number, ``meta["source"]`` the user's line.
+    ``meta["spec"]`` holds the geometry of a tensor, ``meta["number"]`` the type of a lifted number, ``meta["source"]``
+    the user's line.
     """
     made = torch.fx.Graph()
     names = Names(graph)

@@ -1,14 +1,16 @@
 """The graph that a backend is given: the pending step as a list of ATen operations in a valid order.
 
-``graph.nodes``      the operations, inputs before users; each is a :class:`lazytensor.trace.ir.Node` with ``op``, ``args``,
-                     ``outputs`` and ``line``, the line of the user's program that recorded it
-``graph.inputs``     what the compiled callable is called with: tensors (``graph.data``), then lifted numbers (``graph.numbers``)
+``graph.nodes``      the operations, inputs before users; each is a :class:`lazytensor.trace.ir.Node` with ``op``,
+                     ``args``, ``outputs`` and ``line``, the line of the user's program that recorded it
+``graph.inputs``     what the compiled callable is called with: tensors (``graph.data``), then lifted numbers
+(``graph.numbers``)
 ``graph.outputs``    the values it returns, in this order, each in memory of its own
 ``graph.donatable``  the numbers of the inputs whose memory the callable may overwrite or return
 
-Every value has a ``spec``: size, stride, dtype.  A lifted number is a Python number whose value changes from run to run without
-a new compilation; its type does not.  ``graph.python()`` prints the graph as a program that runs, and ``graph.to_fx()`` gives a
-``torch.fx.GraphModule``.  Walks are loops over ``nodes``; nothing here recurses, whatever the depth of the graph.
+Every value has a ``spec``: size, stride, dtype.  A lifted number is a Python number whose value changes from run to run
+without a new compilation; its type does not.  ``graph.python()`` prints the graph as a program that runs, and
+``graph.to_fx()`` gives a ``torch.fx.GraphModule``.  Walks are loops over ``nodes``; nothing here recurses, whatever the
+depth of the graph.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ class Graph:
     ) -> None:
         """The graph of these outputs.
 
-        ``written`` says which output replaces which input in the same storage, whose memory is free once it is read.  ``nodes``
-        are the operations, in a valid order, of a graph that is part of a greater one: what they use and do not make are its inputs.
+        ``written`` says which output replaces which input in the same storage, whose memory is free once it is read.
+        ``nodes`` are the operations, in a valid order, of a graph that is part of a greater one: what they use and do
+        not make are its inputs.
         """
         self.outputs = outputs
         self.nodes: list[Node] = walk(outputs) if nodes is None else list(nodes)
@@ -64,7 +67,9 @@ class Graph:
 
     @property
     def donatable(self) -> frozenset[int]:
-        """The inputs whose memory the callable may overwrite or return: their storage gets another value in this very step."""
+        """The inputs whose memory the callable may overwrite or return: their storage gets another value in this very
+        step.
+        """
         return frozenset(self.replaces.values())
 
     @functools.cached_property
@@ -127,7 +132,9 @@ class Graph:
         return program(self)
 
     def to_fx(self) -> torch.fx.GraphModule:
-        """The graph as a ``torch.fx.GraphModule``: one placeholder an input (numbers too), a list of results, source lines in ``meta``."""
+        """The graph as a ``torch.fx.GraphModule``: one placeholder an input (numbers too), a list of results, source
+        lines in ``meta``.
+        """
         from lazytensor.backend.fx import module
 
         return module(self)
@@ -156,7 +163,9 @@ def _returns_one(op: Op) -> bool:
 
 
 def output_paths(node: Node) -> list[tuple[int, ...]]:
-    """Where each output stands in what the op returns: ``()`` for a lone tensor, ``(1, 0)`` for the first of the second list."""
+    """Where each output stands in what the op returns: ``()`` for a lone tensor, ``(1, 0)`` for the first of the second
+    list.
+    """
     if single(node):
         return [()]
     returns = node.op.overload._schema.returns

@@ -1,7 +1,7 @@
 """A graph as JSON text, and back: an open form without pickle, in which reading can run no code.
 
-The text is canonical: the same structure gives the same text in every process, whatever its values are called there.  It is
-what a disk cache hashes, what a compiling process is sent, and the structure part of a saved step.
+The text is canonical: the same structure gives the same text in every process, whatever its values are called there.
+It is what a disk cache hashes, what a compiling process is sent, and the structure part of a saved step.
 
 ::
 
@@ -11,9 +11,10 @@ what a disk cache hashes, what a compiling process is sent, and the structure pa
      "outputs": [ID, ...],
      "replaces": {"output number": input number}}
 
-``SPEC`` is ``[size, stride, dtype]``.  Inputs and then node outputs are numbered in order; ``ID`` is such a number.  ``ARG`` is null,
-a bool, an int, a string, a list of ARG, or one of ``{"v": ID}``, ``{"n": ID}``, ``{"float": "0x1.8p+0"}``, ``{"complex": [re, im]}``,
-``{"const": ARG}``, ``{"dtype": "float32"}``, ``{"device": 0}``, ``{"torch": "contiguous_format"}``.
+``SPEC`` is ``[size, stride, dtype]``.  Inputs and then node outputs are numbered in order; ``ID`` is such a number.
+``ARG`` is null, a bool, an int, a string, a list of ARG, or one of ``{"v": ID}``, ``{"n": ID}``, ``{"float":
+"0x1.8p+0"}``, ``{"complex": [re, im]}``, ``{"const": ARG}``, ``{"dtype": "float32"}``, ``{"device": 0}``, ``{"torch":
+"contiguous_format"}``.
 """
 
 from __future__ import annotations
@@ -141,9 +142,7 @@ def _read_node(entry: Any, table: list[Any]) -> Node:
     node = Node(known, tuple(_read_argument(a, table) for a in entry["args"]))
     if len(node.args) != len([a for a in known.overload._schema.arguments if not a.is_out]):
         raise BadGraphFile(f"{name} takes other arguments")
-    node.outputs = tuple(
-        None if s is None else Value(node, i, _read_spec(s)) for i, s in enumerate(entry["outputs"])
-    )
+    node.outputs = tuple(None if s is None else Value(node, i, _read_spec(s)) for i, s in enumerate(entry["outputs"]))
     return node
 
 

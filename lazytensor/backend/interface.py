@@ -1,8 +1,9 @@
 """The interface of a backend: one class, of which only :meth:`Backend.compile` must be written.
 
-It covers PyTorch's C++ ``BackendImplInterface``; the C++ name of each method stands in its docstring, with who owns what and
-when the method is called.  Unless a docstring says otherwise a method is called on the thread that cuts, and never by two
-threads at once: lazytensor holds its lock.  :meth:`Backend.execute` may be called on lazytensor's own worker thread.
+It covers PyTorch's C++ ``BackendImplInterface``; the C++ name of each method stands in its docstring, with who owns
+what and when the method is called.  Unless a docstring says otherwise a method is called on the thread that cuts, and
+never by two threads at once: lazytensor holds its lock.  :meth:`Backend.execute` may be called on lazytensor's own
+worker thread.
 
     class Mine(lazytensor.Backend):
         def compile(self, graph):
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """What compiles and runs graphs.  The arguments of ``__init__`` are the options of ``lt.set_backend(name, **options)``."""
+    """What compiles and runs graphs.
+
+    The arguments of ``__init__`` are the options of ``lt.set_backend(name, **options)``.
+    """
 
     name = "unnamed"  # under which it was registered
     version = ""
@@ -46,7 +50,7 @@ class Backend(ABC):
         self._ordinal = 0
         self.counts: Counter[str] = Counter()
 
-    # --- life -----------------------------------------------------------------------------------------------------------
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:  # noqa: B027
         """Get ready; called each time the backend comes into force (``InitializeAtenBindings``).
@@ -57,16 +61,17 @@ class Backend(ABC):
     def close(self) -> None:  # noqa: B027
         """Let go of devices and threads; called when another backend replaces this one and at exit (``PrepareToExit``).
 
-        Before, all data in the backend's own memory has been brought to the host.  The backend may be prepared again later.
+        Before, all data in the backend's own memory has been brought to the host.  The backend may be prepared again
+        later.
         """
 
-    # --- configuration --------------------------------------------------------------------------------------------------
+    # --- configuration ------------------------------------------------------------------------------------------------
 
     def seed(self, seed: int) -> None:
         """Seed the backend's own random numbers (``SetRngSeed``).
 
-        Called by ``lt.seed`` and ``torch.manual_seed``.  Random ops draw on the host when they are recorded, so only a backend
-        that draws by itself has anything to do here.
+        Called by ``lt.seed`` and ``torch.manual_seed``.  Random ops draw on the host when they are recorded, so only a
+        backend that draws by itself has anything to do here.
         """
         self._seed = seed
 
@@ -83,7 +88,9 @@ class Backend(ABC):
 
     @property
     def device_ordinal(self) -> int:
-        """The number that ``ltc`` without a number means (``GetDefaultDeviceOrdinal``); assignable (``SetDefaultDeviceOrdinal``)."""
+        """The number that ``ltc`` without a number means (``GetDefaultDeviceOrdinal``); assignable
+        (``SetDefaultDeviceOrdinal``).
+        """
         return self._ordinal
 
     @device_ordinal.setter
@@ -98,7 +105,7 @@ class Backend(ABC):
         """Where ops run that fall back to eager PyTorch (``EagerFallbackDeviceType``)."""
         return "cpu"
 
-    # --- devices --------------------------------------------------------------------------------------------------------
+    # --- devices ------------------------------------------------------------------------------------------------------
 
     def devices(self) -> list[BackendDevice]:
         """The hardware that this backend can use, as of ``device_type`` (``GetBackendDevices``)."""
@@ -112,7 +119,7 @@ class Backend(ABC):
         """Which of these devices take part in a computation on ``device`` (``GetCompilationDevices``)."""
         return list(devices) or [device]
 
-    # --- data -----------------------------------------------------------------------------------------------------------
+    # --- data ---------------------------------------------------------------------------------------------------------
 
     def to_device(self, tensor: torch.Tensor, spec: Spec, device: BackendDevice) -> BackendData:
         """Upload (``MakeComputationDataFromTensor``); called at a cut, for ``own_memory`` backends, once per tensor.
@@ -131,15 +138,19 @@ class Backend(ABC):
         return BackendData(self, spec, device)
 
     def to_host(self, data: BackendData, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Download (``MakeTensorFromComputationData``); called at every read of a value that lives in the backend's memory.
+        """Download (``MakeTensorFromComputationData``); called at every read of a value that lives in the backend's
+        memory.
 
-        The tensor returned has the geometry ``data.spec`` and belongs to the caller: it must not share memory with the data.
+        The tensor returned has the geometry ``data.spec`` and belongs to the caller: it must not share memory with the
+        data.
         """
         tensor: torch.Tensor = data.value
         return torch.empty_strided(data.spec.size, data.spec.stride, dtype=dtype or data.spec.dtype).copy_(tensor)
 
     def data_of(self, node: Node) -> BackendData | None:
-        """The data behind a node that stands for data in the running trace; None for any other (``GetComputationDataFromNode``)."""
+        """The data behind a node that stands for data in the running trace; None for any other
+        (``GetComputationDataFromNode``).
+        """
         if node.op is not LEAF or node.args[0] is not DATA or node.args[1] >= len(storage.leaf_data):
             return None
         found = storage.leaf_data[node.args[1]]
@@ -149,33 +160,39 @@ class Backend(ABC):
         assert value is not None
         return BackendData(self, value.spec, self.device(torch.device("ltc", max(value.spec.device, 0))), found)
 
-    # --- tracing --------------------------------------------------------------------------------------------------------
+    # --- tracing ------------------------------------------------------------------------------------------------------
 
     def ir_builder(self) -> IrBuilder:
-        """What makes nodes (``GetIrBuilder``): override to record an op in the backend's own way.  Called when it comes into force."""
+        """What makes nodes (``GetIrBuilder``): override to record an op in the backend's own way.
+
+        Called when it comes into force.
+        """
         from lazytensor.backend.lowering import IrBuilder
 
         return IrBuilder()
 
-    # --- lowering -------------------------------------------------------------------------------------------------------
+    # --- lowering -----------------------------------------------------------------------------------------------------
 
     def lowering_context(
         self, name: str, device: BackendDevice, post_order: Sequence[Node] = (), emitted: EmissionMap | None = None
     ) -> LoweringContext:
-        """A context in which nodes are lowered; those of ``post_order`` are lowered at once (``CreateLoweringContext``, both)."""
+        """A context in which nodes are lowered; those of ``post_order`` are lowered at once (``CreateLoweringContext``,
+        both).
+        """
         from lazytensor.backend.lowering import LoweringContext
 
         return LoweringContext(self, name, device, post_order, emitted)
 
-    # --- work -----------------------------------------------------------------------------------------------------------
+    # --- work ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def compile(self, graph: Graph) -> Callable[..., list[Any]]:
-        """The graph as a callable: one argument per ``graph.inputs``, returns one result per ``graph.outputs`` (``Compile``).
+        """The graph as a callable: one argument per ``graph.inputs``, returns one result per ``graph.outputs``
+        (``Compile``).
 
         Tensor arguments belong to lazytensor and must not be written, but for ``graph.donatable``.  Results pass into
-        lazytensor's hands: each has the size and dtype declared by ``spec`` and, on return, memory of its own.  (lazytensor mends
-        strides and shared memory; a wrong count, size or dtype is an error.)
+        lazytensor's hands: each has the size and dtype declared by ``spec`` and, on return, memory of its own.
+        (lazytensor mends strides and shared memory; a wrong count, size or dtype is an error.)
         """
 
     def compile_all(self, computations: Sequence[Computation]) -> list[Computation]:
@@ -201,7 +218,7 @@ class Backend(ABC):
         """
         return True
 
-    # --- metrics and debugging ------------------------------------------------------------------------------------------
+    # --- metrics and debugging ----------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
         """The backend's own counters by name (``GetMetrics``)."""
@@ -220,7 +237,7 @@ class Backend(ABC):
         """A compiled computation as text (``GetComputationBackendText``)."""
         return computation.graph.python()
 
-    # --- for lazytensor -------------------------------------------------------------------------------------------------
+    # --- for lazytensor -----------------------------------------------------------------------------------------------
 
     def computation(self, graph: Graph) -> Computation:
         """The graph compiled, its promises guarded: what a cut asks for.  Not to be overridden."""

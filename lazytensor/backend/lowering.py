@@ -1,7 +1,8 @@
 """Making nodes and lowering them: ``IrBuilder`` and ``LoweringContext``.
 
-A backend needs neither: ``compile(graph)`` is enough.  It overrides :meth:`Backend.ir_builder` to record an op in its own way or to
-add node kinds, and :meth:`Backend.lowering_context` to share this file's bookkeeping when it lowers node by node.
+A backend needs neither: ``compile(graph)`` is enough.  It overrides :meth:`Backend.ir_builder` to record an op in its
+own way or to add node kinds, and :meth:`Backend.lowering_context` to share this file's bookkeeping when it lowers node
+by node.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _defined: dict[str, str] = {}
 def define_op(schema: str, meaning: Callable[..., Any]) -> Op:
     """A node kind of one's own: an op with this schema, which means what the Python function does to plain tensors.
 
-    ``schema`` is written as in PyTorch, with a namespace: ``"mine::scale_add(Tensor x, Tensor y, float by) -> Tensor"``.  The
-    function is also the op's shape rule, its decomposition, and what the reference interpreter runs.
+    ``schema`` is written as in PyTorch, with a namespace: ``"mine::scale_add(Tensor x, Tensor y, float by) ->
+    Tensor"``.  The function is also the op's shape rule, its decomposition, and what the reference interpreter runs.
     """
     namespace, _, rest = schema.partition("::")
     name = f"{namespace}::{rest.partition('(')[0]}"
@@ -54,7 +55,8 @@ def define_op(schema: str, meaning: Callable[..., Any]) -> Op:
 
 
 class IrBuilder:
-    """Makes nodes (``torch::lazy::IrBuilder``).  The values it returns are interned: the same call gives the same value.
+    """Makes nodes (``torch::lazy::IrBuilder``).  The values it returns are interned: the same call gives the same
+    value.
 
     ``recordings()`` may name ops that the backend records in its own way, for example as one node of its own kind::
 
@@ -62,12 +64,15 @@ class IrBuilder:
             def recordings(self):
                 return {"aten::gelu": lambda value, approximate: self.node(MY_GELU, value)}
 
-    The function gets the canonical arguments of the ATen op (values, lifted numbers, constants) and returns the value, or the
-    tuple of values, that stands for its result: of the same sizes and dtypes.
+    The function gets the canonical arguments of the ATen op (values, lifted numbers, constants) and returns the value,
+    or the tuple of values, that stands for its result: of the same sizes and dtypes.
     """
 
     def recordings(self) -> dict[str, Callable[..., Any]]:
-        """How to record an op in another way than as itself, by the ATen overload's name.  Asked for when the backend comes into force."""
+        """How to record an op in another way than as itself, by the ATen overload's name.
+
+        Asked for when the backend comes into force.
+        """
         return {}
 
     def node(self, op: Op | str, *args: Any) -> Any:
@@ -121,8 +126,9 @@ def _canonical(argument: Any) -> Any:
 class LoweringContext:
     """The bookkeeping of lowering a graph node by node (``torch::lazy::LoweringContext``).
 
-    A backend overrides :meth:`lower`, which calls :meth:`parameter`, :meth:`output` and :meth:`emit`, and :meth:`build`.  This
-    class by itself lowers nothing: its ``build`` gives the computation of the results added, for the backend to compile.
+    A backend overrides :meth:`lower`, which calls :meth:`parameter`, :meth:`output` and :meth:`emit`, and
+    :meth:`build`.  This class by itself lowers nothing: its ``build`` gives the computation of the results added, for
+    the backend to compile.
     """
 
     def __init__(
@@ -173,7 +179,9 @@ class LoweringContext:
         return self._lowered[value]
 
     def add_parameter(self, leaf: Value | Number) -> int:
-        """Make a leaf, or a value made elsewhere, the next parameter; its number (``AddParameter``, ``GetParametersData``)."""
+        """Make a leaf, or a value made elsewhere, the next parameter; its number (``AddParameter``,
+        ``GetParametersData``).
+        """
         self.parameters.append(leaf)
         self.emit(leaf, self.make_parameter(leaf, len(self.parameters) - 1))
         return len(self.parameters) - 1

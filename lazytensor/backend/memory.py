@@ -1,8 +1,8 @@
 """Where data of a backend with memory of its own meets the rest: at the inputs of a cut, at a read, and at a switch.
 
-``State.data`` is a CPU tensor, or a :class:`BackendData` once a backend with its own memory made or used it.  The conversion is
-done once per tensor: whoever converts puts the new form back into the state.  A process that never had such a backend
-pays one test of ``in_use`` per cut.
+``State.data`` is a CPU tensor, or a :class:`BackendData` once a backend with its own memory made or used it.  The
+conversion is done once per tensor: whoever converts puts the new form back into the state.  A process that never had
+such a backend pays one test of ``in_use`` per cut.
 """
 
 from __future__ import annotations

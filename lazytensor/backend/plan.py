@@ -1,8 +1,8 @@
 """A graph of which a backend supports only part: decomposed, divided into segments, each run by whoever can.
 
-Segments alternate between the backend and the reference interpreter, each as large as the dependences allow.  Views cost nothing
-and tie memory together, so they are not passed from one segment to another: a segment that needs a view makes it again from
-what it is a view of.
+Segments alternate between the backend and the reference interpreter, each as large as the dependences allow.  Views
+cost nothing and tie memory together, so they are not passed from one segment to another: a segment that needs a view
+makes it again from what it is a view of.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def _report(backend: Backend, decomposed: Counter[str], interpreted: Counter[str
     new = [name for name in interpreted if (backend.name, name) not in _said]
     if new:
         _said.update((backend.name, name) for name in new)
-        log.warning("lazytensor: the backend %r does not support %s: the reference interpreter runs it", backend.name, ", ".join(sorted(new)))
+        log.warning(
+            "lazytensor: the backend %r does not support %s: the reference interpreter runs it",
+            backend.name,
+            ", ".join(sorted(new)),
+        )
 
 
 def simplified(graph: Graph, supports: Callable[[Node], bool]) -> tuple[Graph, Counter[str]]:
@@ -60,8 +64,12 @@ def simplified(graph: Graph, supports: Callable[[Node], bool]) -> tuple[Graph, C
     for original in graph.nodes:
         node = original
         if any(v in now for v in node.inputs):
-            node = make_node(node.op, renewed(node.args), [None if v is None else v.spec for v in node.outputs], node.line)
-            now.update((a, b) for a, b in zip(original.outputs, node.outputs, strict=True) if a is not None and b is not None)
+            node = make_node(
+                node.op, renewed(node.args), [None if v is None else v.spec for v in node.outputs], node.line
+            )
+            now.update(
+                (a, b) for a, b in zip(original.outputs, node.outputs, strict=True) if a is not None and b is not None
+            )
         if not supports(node):
             try:
                 parts, outputs = decompose(node, supports)
@@ -70,7 +78,9 @@ def simplified(graph: Graph, supports: Callable[[Node], bool]) -> tuple[Graph, C
             else:
                 count[node.op.name] += 1
                 nodes += parts
-                now.update((a, b) for a, b in zip(original.outputs, outputs, strict=True) if a is not None and b is not None)
+                now.update(
+                    (a, b) for a, b in zip(original.outputs, outputs, strict=True) if a is not None and b is not None
+                )
                 continue
         nodes.append(node)
     return Graph([now.get(v, v) for v in graph.outputs], graph.replaces, nodes), count

@@ -1,8 +1,8 @@
 """The reference backend: op by op on the CPU.  It is the living definition of what a graph means.
 
-A graph is turned into a flat list of instructions over numbered slots.  Each runs one ATen op; a slot is emptied at the last use
-of what it holds.  The first run also checks every result against the declared geometry: where PyTorch's meta kernel predicted
-other strides than the CPU kernel gives, a copy into the declared strides is put in for good.
+A graph is turned into a flat list of instructions over numbered slots.  Each runs one ATen op; a slot is emptied at the
+last use of what it holds.  The first run also checks every result against the declared geometry: where PyTorch's meta
+kernel predicted other strides than the CPU kernel gives, a copy into the declared strides is put in for good.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which backends there are, and which one is in force.
 
-A backend is known by name: built in, registered by :func:`register_backend`, or announced by an installed package under the entry
-point group ``lazytensor.backends``.  It is loaded when first chosen.  One instance exists per name and options, so switching
-back finds what it compiled.  Switching touches nothing that is pending.
+A backend is known by name: built in, registered by :func:`register_backend`, or announced by an installed package under
+the entry point group ``lazytensor.backends``.  It is loaded when first chosen.  One instance exists per name and
+options, so switching back finds what it compiled.  Switching touches nothing that is pending.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def _enter(chosen: Backend) -> None:
     _current = chosen
 
 
-_tables: dict[tuple[Backend | None, str], dict[Any, Any]] = {}  # what the tables of ops recorded otherwise held under a backend
+# what the tables of ops recorded otherwise held under a backend
+_tables: dict[tuple[Backend | None, str], dict[Any, Any]] = {}
 
 
 def _switch_recordings(before: Backend | None, chosen: Backend, recordings: dict[str, Callable[..., Any]]) -> None:

@@ -106,5 +106,12 @@ def program(graph: Graph) -> str:
     lines.append(f"    return [{', '.join(results(graph, names))}]")
     lines += ["", "", "def inputs():", "    return ["]
     lines += [f"        {_made_up(leaf)},  # {names.of[leaf]}" for leaf in graph.inputs]
-    lines += ["    ]", "", "", 'if __name__ == "__main__":', "    for result in step(*inputs()):", "        print(result)"]
+    lines += [
+        "    ]",
+        "",
+        "",
+        'if __name__ == "__main__":',
+        "    for result in step(*inputs()):",
+        "        print(result)",
+    ]
     return "\n".join(lines) + "\n"

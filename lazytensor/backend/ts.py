@@ -1,11 +1,12 @@
 """The TorchScript backend: a graph becomes a function of PyTorch's JIT interpreter, which runs about 1.7 µs an op.
 
-A graph that runs once is not worth building, so its first run is the reference interpreter's; that run also shows which values
-the CPU's kernels lay out otherwise than declared, and the function built for the second run has the copies in it.
+A graph that runs once is not worth building, so its first run is the reference interpreter's; that run also shows which
+values the CPU's kernels lay out otherwise than declared, and the function built for the second run has the copies in
+it.
 
-The function gets the JIT's *simple* executor: no profiling runs, no specialisation, no fuser.  (The profiling executor takes
-40 to 150 µs an op for its first two runs and is then no faster on small tensors.)  The executor's preparation grows faster than
-the graph and recurses in places, so a large graph is divided into several functions.
+The function gets the JIT's *simple* executor: no profiling runs, no specialisation, no fuser.  (The profiling executor
+takes 40 to 150 µs an op for its first two runs and is then no faster on small tensors.)  The executor's preparation
+grows faster than the graph and recurses in places, so a large graph is divided into several functions.
 """
 
 from __future__ import annotations
@@ -132,7 +133,10 @@ class TSProgram:
             final = number == len(chunks) - 1
             part = Graph(graph.outputs if final else [], nodes=nodes)
             outputs = [
-                v for n in nodes for v in n.outputs if v is not None and (last.get(v, number) > number or (v in kept and not final))
+                v
+                for n in nodes
+                for v in n.outputs
+                if v is not None and (last.get(v, number) > number or (v in kept and not final))
             ]
             if final:
                 outputs = graph.outputs
@@ -144,14 +148,19 @@ class TSProgram:
             made = list(range(len(slot), len(slot) + len(outputs)))
             for v, place in zip(outputs, made, strict=True):
                 slot[(number, v, place) if final else v] = place
-            dying = [slot[v] for v in part.data if v not in kept and last.get(v) == number and slot[v] >= len(graph.inputs)]
+            dying = [
+                slot[v] for v in part.data if v not in kept and last.get(v) == number and slot[v] >= len(graph.inputs)
+            ]
             self.steps.append((steps, taken, made, dying))
             if final:
                 self.results = made
         self.slots = len(slot) - len(graph.inputs)
 
     def _chunks(self) -> list[tuple[list[Node], bool]]:
-        """Runs of nodes that TorchScript has operators for, and of others.  The last one is TorchScript's: it hands out the results."""
+        """Runs of nodes that TorchScript has operators for, and of others.
+
+        The last one is TorchScript's: it hands out the results.
+        """
         chunks: list[tuple[list[Node], bool]] = []
         for node in self.graph.nodes:
             native = lowerable(node, self.backend)
@@ -195,7 +204,10 @@ class TorchScriptBackend(Backend):
     computation_class = TSComputation
 
     def __init__(self, device: str | None = None, chunk: int = CHUNK) -> None:
-        """``device``: cpu or cuda, by default as the setting ``ts_cuda`` says.  ``chunk``: operations in one JIT function."""
+        """``device``: cpu or cuda, by default as the setting ``ts_cuda`` says.
+
+        ``chunk``: operations in one JIT function.
+        """
         super().__init__()
         self.chunk = chunk
         self._said: set[str] = set()
@@ -282,4 +294,6 @@ class TorchScriptBackend(Backend):
         self.counts["interpreted"] += len(names)
         if new:
             self._said.update(new)
-            log.warning("lazytensor: TorchScript has no operator for %s: the reference interpreter runs it", ", ".join(new))
+            log.warning(
+                "lazytensor: TorchScript has no operator for %s: the reference interpreter runs it", ", ".join(new)
+            )

@@ -1,8 +1,9 @@
 """Lowering to TorchScript: a ``torch._C.Graph`` built node by node.
 
-Every node becomes the JIT operator of the same schema, its arguments typed as the schema says: tensors, lifted numbers as scalar
-inputs, lists by ``prim::ListConstruct``, constants by ``prim::Constant``.  A Python number where the schema has a tensor selects the
-operator's ``Scalar`` overload, which promotes types as the number did.  The attribute ``source`` of each node names the user's line.
+Every node becomes the JIT operator of the same schema, its arguments typed as the schema says: tensors, lifted numbers
+as scalar inputs, lists by ``prim::ListConstruct``, constants by ``prim::Constant``.  A Python number where the schema
+has a tensor selects the operator's ``Scalar`` overload, which promotes types as the number did.  The attribute
+``source`` of each node names the user's line.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class TSLoweringContext(LoweringContext):
         self.graph = torch._C.Graph()
         self.mends = {}
         self._constants: dict[Any, Any] = {}
-        self._device = torch.device(self.device.type, self.device.ordinal) if self.device.type != "cpu" else torch.device("cpu")
+        self._device = (
+            torch.device(self.device.type, self.device.ordinal) if self.device.type != "cpu" else torch.device("cpu")
+        )
 
     def make_parameter(self, leaf: Value | Number, number: int) -> Any:
         """A typed graph input: p0, p1, …"""
@@ -100,7 +103,9 @@ class TSLoweringContext(LoweringContext):
     def copied(self, value: Value) -> Any:
         """A value in memory of its own, laid out as declared."""
         spec = value.spec
-        arguments = [self._constant(a) for a in (list(spec.size), list(spec.stride), spec.dtype, None, self._device, None)]
+        arguments = [
+            self._constant(a) for a in (list(spec.size), list(spec.stride), spec.dtype, None, self._device, None)
+        ]
         if not spec.size:
             arguments[:2] = [self._list([], torch._C.IntType.get())] * 2
         empty = self.graph.create("aten::empty_strided", arguments, 1)
@@ -152,7 +157,9 @@ class TSLoweringContext(LoweringContext):
         return found
 
     def finish(self, copies: set[int]) -> Any:
-        """Register the results, those numbered in ``copies`` in memory of their own; the function, which returns a tuple or a tensor."""
+        """Register the results, those numbered in ``copies`` in memory of their own; the function, which returns a
+        tuple or a tensor.
+        """
         for number, value in enumerate(self.results):
             self.graph.registerOutput(self.copied(value) if number in copies else self.output(value))
         if len(self.results) != 1:

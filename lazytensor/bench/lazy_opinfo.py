@@ -1,8 +1,9 @@
 """PyTorch's own samples on ``torch._lazy`` and on ltc, judged by the same measure, for the table in the README.
 
-The measure is the one that ``torch._lazy`` can meet: values and dtypes within PyTorch's tolerance, strides left out, and entries whose
-results are random left out.  An entry passes if all its samples do.  Two runs: the first two samples forward, and the first eight
-with gradients.  Each system runs in processes of its own; ``torch._lazy`` crashes on some samples, which costs it those.
+The measure is the one that ``torch._lazy`` can meet: values and dtypes within PyTorch's tolerance, strides left out,
+and entries whose results are random left out.  An entry passes if all its samples do.  Two runs: the first two samples
+forward, and the first eight with gradients.  Each system runs in processes of its own; ``torch._lazy`` crashes on some
+samples, which costs it those.
 
     python -m lazytensor.bench.lazy_opinfo [--json FILE] [--jobs 2]
 """

@@ -1,9 +1,9 @@
 """``torch._lazy`` under its own names: ``import lazytensor.compat as lazy`` instead of ``import torch._lazy``.
 
-Every function of ``torch._lazy`` is here, in a module of the same name, with its documented meaning and without its bugs.  The
-device's name is ``ltc``; after ``ts_backend.init()`` the name ``lazy`` means it too, wherever PyTorch takes a device as an argument
-(see :mod:`lazytensor.compat.device_names`).  What differs on purpose: a sync of some tensors, like a read, runs everything pending,
-so that nothing runs twice.
+Every function of ``torch._lazy`` is here, in a module of the same name, with its documented meaning and without its
+bugs.  The device's name is ``ltc``; after ``ts_backend.init()`` the name ``lazy`` means it too, wherever PyTorch takes
+a device as an argument (see :mod:`lazytensor.compat.device_names`).  What differs on purpose: a sync of some tensors,
+like a read, runs everything pending, so that nothing runs twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from lazytensor.trace import storage
 
 
 def mark_step(device: str = "", wait: bool = False) -> None:
-    """Run everything pending, then the step closures.  ``device`` may be empty or name a lazy device; all devices are synced."""
+    """Run everything pending, then the step closures.
+
+    ``device`` may be empty or name a lazy device; all devices are synced.
+    """
     if device and not is_lazy(device):
         raise RuntimeError(f"mark_step takes a lazy device, and {device!r} is none")
     lt.sync(wait=wait)
@@ -77,7 +80,9 @@ def to_cpu(tensors: Any, devices: Iterable[Any] | None = None) -> Any:
 
 
 def save(tensors: Any, *args: Any, **kwargs: Any) -> None:
-    """``torch.save`` of a copy on the CPU; leaves that are not tensors (as in an optimizer's state) are saved as they are."""
+    """``torch.save`` of a copy on the CPU; leaves that are not tensors (as in an optimizer's state) are saved as they
+    are.
+    """
     torch.save(to_cpu(tensors), *args, **kwargs)
 
 

@@ -26,7 +26,8 @@ def graph_of(tensors: Iterable[torch.Tensor]) -> Graph:
 
 
 def get_tensors_ts_device_data_node(tensors: Iterable[torch.Tensor]) -> tuple[list[int], list[torch.Tensor]]:
-    """The inputs of the graph that makes these tensors, in the order in which ``run_cached_graph`` takes them: ids and values.
+    """The inputs of the graph that makes these tensors, in the order in which ``run_cached_graph`` takes them: ids and
+    values.
 
     An input without a tensor of its own (a lifted number, memory whose tensor is gone) has an id that no tensor has.
     """
@@ -64,7 +65,9 @@ def get_graph_hash(tensors: Iterable[torch.Tensor]) -> bytes:
 
 
 def run_cached_graph(hash_str: bytes, graph_inputs: Sequence[Any]) -> list[torch.Tensor]:
-    """Run the graph of this hash on CPU tensors (numbers as tensors without dimensions, or as numbers); its results on the CPU."""
+    """Run the graph of this hash on CPU tensors (numbers as tensors without dimensions, or as numbers); its results on
+    the CPU.
+    """
     backend = registry.current()
     key = (hash_str, backend.name)
     if key not in _graphs:
@@ -91,5 +94,9 @@ def _fitted(backend: Any, leaf: Any, given: Any) -> Any:
     spec = leaf.spec
     if tuple(given.shape) != spec.size or given.dtype is not spec.dtype:
         raise RuntimeError(f"an input is {given.dtype}{list(given.shape)}, and the graph takes {spec}")
-    given = given.detach() if given.stride() == spec.stride and not given.storage_offset() else restrided(given.detach(), spec)
+    given = (
+        given.detach()
+        if given.stride() == spec.stride and not given.storage_offset()
+        else restrided(given.detach(), spec)
+    )
     return backend.to_device(given, spec, backend.devices()[0]) if backend.own_memory else given

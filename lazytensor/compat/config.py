@@ -15,7 +15,9 @@ def get_force_fallback() -> str:
 
 
 def set_force_fallback(configval: str | Iterable[str]) -> None:
-    """Force ops to run eagerly: any number of names such as ``aten::sub``, in a list or separated by commas; "" for none."""
+    """Force ops to run eagerly: any number of names such as ``aten::sub``, in a list or separated by commas; "" for
+    none.
+    """
     names = configval.split(",") if isinstance(configval, str) else list(configval)
     wanted = [name.strip() for name in names if name.strip()]
     record.force_fallback([name if "::" in name else f"aten::{name}" for name in wanted])

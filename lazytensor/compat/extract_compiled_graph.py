@@ -1,4 +1,6 @@
-"""An FX model compiled once through the lazy device, to be called on CPU tensors (``torch._lazy.extract_compiled_graph``)."""
+"""An FX model compiled once through the lazy device, to be called on CPU tensors
+(``torch._lazy.extract_compiled_graph``).
+"""
 
 from __future__ import annotations
 
@@ -81,8 +83,11 @@ def get_fallback_ops() -> list[str]:
     return [f"{name}={count}" for name, count in metrics.fallbacks().items()]
 
 
-def extract_compiled_graph(model: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    """Trace the model once; a function of CPU tensors that runs the compiled graph and updates arguments the model updates in place.
+def extract_compiled_graph(
+    model: fx.GraphModule, example_inputs: Sequence[torch.Tensor]
+) -> Callable[..., list[torch.Tensor]]:
+    """Trace the model once; a function of CPU tensors that runs the compiled graph and updates arguments the model
+    updates in place.
 
     Raises RuntimeError if an op of the model falls back, since the graph would not be the whole model.
     """

@@ -14,12 +14,18 @@ import typer
 def command(
     backend: Annotated[str, typer.Argument(help="The backend to check.")] = "reference",
     all: Annotated[bool, typer.Option("--all", help="Every sample, form and dtype (a long run).")] = False,
-    op: Annotated[list[str] | None, typer.Option(help="Only this entry of op_db, its variant included; repeatable.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Only this dtype; repeatable. Default: float32, or all six.")] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(help="Only this entry of op_db, its variant included; repeatable.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Only this dtype; repeatable. Default: float32, or all six.")
+    ] = None,
     samples: Annotated[int, typer.Option(help="Samples of each entry, unless --all.")] = 2,
     every: Annotated[int, typer.Option(help="Make every n-th check only.")] = 1,
     jobs: Annotated[int, typer.Option(help="How many processes.")] = 2,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin again instead of continuing an interrupted run.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin again instead of continuing an interrupted run.")
+    ] = False,
     state: Annotated[Path | None, typer.Option(help="Where the run's state is kept.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the table (operator × dtype) as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the table as a page.")] = None,
@@ -82,12 +88,25 @@ def plan(ops: list[str] | None, dtypes: list[str], limit: int | None, forms: tup
     return sorted(chunks, key=lambda chunk: not chunk.op.startswith(_SLOW))
 
 
-_SLOW = ("logspace", "nn.functional.linear_cross_entropy", "nn.functional.interpolate", "nn.functional.max_pool", "nanquantile")
+_SLOW = (
+    "logspace",
+    "nn.functional.linear_cross_entropy",
+    "nn.functional.interpolate",
+    "nn.functional.max_pool",
+    "nanquantile",
+)
 
 
 def _run_with_progress(chunks: list[Any], state: Any, worker: list[str], jobs: int) -> None:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from lazytensor.conformance import longrun
     from lazytensor.conformance.table import GOOD
@@ -95,7 +114,13 @@ def _run_with_progress(chunks: list[Any], state: Any, worker: list[str], jobs: i
     console = Console(file=sys.stderr)
     counts: Counter[str] = Counter()
     lock = threading.Lock()
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=console) as progress:
         done = sum(chunk.key in state.finished for chunk in chunks)
         task = progress.add_task("starting", total=len(chunks), completed=done)

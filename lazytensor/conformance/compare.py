@@ -1,7 +1,7 @@
 """Whether two results agree: their structure, dtype, shape, strides, and every bit of their elements.
 
-A *result* is any tree of lists, tuples and dicts whose leaves are tensors or plain Python objects.  One side was computed by CPU
-eager and is the definition; the other by the device under test.
+A *result* is any tree of lists, tuples and dicts whose leaves are tensors or plain Python objects.  One side was
+computed by CPU eager and is the definition; the other by the device under test.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _values(expected: torch.Tensor, found: torch.Tensor, rule: Rule) -> str | No
     worst = ""
     if a.is_floating_point():
         worst = f", by at most {float((a - b).abs().nan_to_num(nan=math.inf).max()):.3g}"
-    return f"{count} of {a.numel()} elements differ{worst}: {b[first].item()} at {list(first)}, on CPU {a[first].item()}"
+    return (
+        f"{count} of {a.numel()} elements differ{worst}: {b[first].item()} at {list(first)}, on CPU {a[first].item()}"
+    )
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The expected failures: one file, one line each with its reason, and a check that passes unexpectedly is a failure.
 
-A line of ``expected.txt`` reads ``entry | dtypes | forms | samples | reason``; ``*`` stands for all.  Every check that a line covers
-has to fail: if one does not, the line is out of date.
+A line of ``expected.txt`` reads ``entry | dtypes | forms | samples | reason``; ``*`` stands for all.  Every check that
+a line covers has to fail: if one does not, the line is out of date.
 """
 
 from __future__ import annotations

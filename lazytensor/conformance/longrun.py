@@ -1,8 +1,9 @@
 """The long run: every chosen entry and dtype, in several processes, resumable, and safe from crashes and hangs.
 
-A *chunk* is one entry with one dtype.  Each of a few threads owns a worker process (:mod:`lazytensor.conformance.worker`), hands it
-chunks and collects outcomes.  When a worker dies or is silent for too long, the check it was at is written down as a crash or a
-hang, and a new worker goes on behind it.  Outcomes are appended to a state file, from which an interrupted run continues.
+A *chunk* is one entry with one dtype.  Each of a few threads owns a worker process
+(:mod:`lazytensor.conformance.worker`), hands it chunks and collects outcomes.  When a worker dies or is silent for too
+long, the check it was at is written down as a crash or a hang, and a new worker goes on behind it.  Outcomes are
+appended to a state file, from which an interrupted run continues.
 """
 
 from __future__ import annotations

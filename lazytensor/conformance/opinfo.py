@@ -33,7 +33,16 @@ SEED = 1234
 
 # Memory that no one wrote has no value to compare.
 UNINITIALISED = frozenset(
-    ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "resize_as_")
+    (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    )
 )
 
 
@@ -121,7 +130,9 @@ def samples(op: Any, dtype: torch.dtype, limit: int | None = None) -> list[Any]:
     """The first samples of an entry, made on the CPU under a fixed seed."""
     wants_grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     with _seeded():
-        found = op.sample_inputs("cpu", dtype, requires_grad=wants_grad and (dtype.is_floating_point or dtype.is_complex))
+        found = op.sample_inputs(
+            "cpu", dtype, requires_grad=wants_grad and (dtype.is_floating_point or dtype.is_complex)
+        )
         return list(itertools.islice(found, limit))
 
 
@@ -142,7 +153,9 @@ def check_entry(
     skip: int = 0,
     every: int = 1,
 ) -> Iterator[Outcome]:
-    """Check one entry: ``limit`` bounds its samples; of the checks they give, ``skip`` are left out, then ``every``-th taken."""
+    """Check one entry: ``limit`` bounds its samples; of the checks they give, ``skip`` are left out, then ``every``-th
+    taken.
+    """
     planned = _checks(op, dtype, limit, forms)
     for outcome, run, sample in itertools.islice(planned, skip, None, every):
         yield _check(outcome, run, sample, target, op)

@@ -1,8 +1,9 @@
 """What a backend must do beyond single ops: behaviours checked against CPU eager, and which ops it takes by itself.
 
 :func:`behaviours` runs the programs of :mod:`suite_programs` and the promises of the interface that no program can see.
-:func:`coverage` runs one sample of each OpInfo entry and tells, op by op, whether the backend took it, or it was decomposed, or the
-interpreter ran it.  Both return plain data; :func:`run` puts them together and can write a machine-readable file.
+:func:`coverage` runs one sample of each OpInfo entry and tells, op by op, whether the backend took it, or it was
+decomposed, or the interpreter ran it.  Both return plain data; :func:`run` puts them together and can write a
+machine-readable file.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _judged(program: Any, expected: Any, rule: Rule) -> tuple[bool, str]:
     return True, ""
 
 
-# --- promises that no program can see --------------------------------------------------------------------------------------------
+# --- promises that no program can see ---------------------------------------------------------------------------------
 
 
 def _step(device: str = "ltc") -> tuple[lt.Graph, list[Any]]:
@@ -121,7 +122,9 @@ def _host(backend: Backend, results: Iterable[Any]) -> list[torch.Tensor]:
 def _donated_inputs(backend: Backend) -> tuple[bool, str]:
     """Whether results are right when an input may be overwritten, and the other inputs are left alone."""
     graph, tensors = _step()
-    want = Program(graph)(*[t if isinstance(t, torch.Tensor) else t for t in _host(backend, _given(backend, graph, tensors))])
+    want = Program(graph)(
+        *[t if isinstance(t, torch.Tensor) else t for t in _host(backend, _given(backend, graph, tensors))]
+    )
     computation = backend.computation(graph)
     for number in range(RUNS):
         given = _given(backend, graph, tensors)
@@ -173,13 +176,15 @@ _INTERFACE = {
     "it describes itself and what it compiled": _descriptions,
 }
 
-# --- coverage ----------------------------------------------------------------------------------------------------------------------
+# --- coverage ---------------------------------------------------------------------------------------------------------
 
 NATIVE, DECOMPOSED, INTERPRETED, FALLBACK = "native", "decomposed", "interpreted", "fallback"
 
 
 def coverage(backend: str, entries: Iterable[str] | None = None) -> dict[str, dict[str, int]]:
-    """How each ATen op that OpInfo's samples need was run: op -> {native, decomposed, interpreted, fallback: how often}."""
+    """How each ATen op that OpInfo's samples need was run: op -> {native, decomposed, interpreted, fallback: how
+    often}.
+    """
     from lazytensor.conformance import opinfo
 
     known = opinfo.entries()

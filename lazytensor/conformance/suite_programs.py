@@ -1,7 +1,8 @@
-"""The behaviours that a backend must keep, each as a small program: it is run on the CPU and on ltc, and what it returns is compared.
+"""The behaviours that a backend must keep, each as a small program: it is run on the CPU and on ltc, and what it
+returns is compared.
 
-A program takes a device and returns a tree of tensors and numbers.  It is run three times in a row, since a backend may compile at the
-second run and specialise at the third.
+A program takes a device and returns a tree of tensors and numbers.  It is run three times in a row, since a backend may
+compile at the second run and specialise at the third.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def data(device: str, *size: int, dtype: torch.dtype = torch.float32) -> torch.T
     return (made * (100 if not dtype.is_floating_point else 1)).to(dtype).view(size).to(device)
 
 
-# --- results -----------------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @behaviour("results")
@@ -80,7 +81,7 @@ def strides_are_the_declared_ones(device: str) -> Any:
     return last + 1, x.transpose(1, 2) * 2, x.permute(3, 1, 0, 2).contiguous(), F.relu(x[:, ::2])
 
 
-# --- numbers -------------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 @behaviour("numbers")
@@ -99,7 +100,7 @@ def numbers_promote_as_python_numbers(device: str) -> Any:
     return whole * 2, whole * 2.0, whole / 2, point * 3, point + 0.25, whole.sum(dtype=torch.int32) + 1, True + whole
 
 
-# --- aliasing ----------------------------------------------------------------------------------------------------------------------
+# --- aliasing ---------------------------------------------------------------------------------------------------------
 
 
 @behaviour("aliasing")
@@ -152,7 +153,7 @@ def results_do_not_share_memory(device: str) -> Any:
     return x, same, copy
 
 
-# --- donation ----------------------------------------------------------------------------------------------------------------------
+# --- donation ---------------------------------------------------------------------------------------------------------
 
 
 @behaviour("donation")
@@ -203,7 +204,7 @@ def two_tensors_change_places(device: str) -> Any:
     return x, y
 
 
-# --- empty tensors and tensors without dimensions -------------------------------------------------------------------------------------
+# --- empty tensors and tensors without dimensions ---------------------------------------------------------------------
 
 
 @behaviour("empty and 0-d")
@@ -218,7 +219,7 @@ def tensors_without_dimensions(device: str) -> Any:
     return x * x, x.sum(), x.view(1, 1), torch.stack([x, x]), x.expand(2, 2) + 1, x.max(), x.to(torch.int64)
 
 
-# --- randomness ------------------------------------------------------------------------------------------------------------------------
+# --- randomness -------------------------------------------------------------------------------------------------------
 
 
 @behaviour("randomness")
@@ -251,7 +252,7 @@ def dropout_masks_differ_from_step_to_step_and_agree_with_their_gradient(device:
     return found
 
 
-# --- training --------------------------------------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @behaviour("training")
@@ -265,7 +266,9 @@ def batch_norm_moves_its_statistics_once(device: str) -> Any:
 @behaviour("training")
 def a_network_with_adam(device: str) -> Any:
     torch.manual_seed(8)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)).to(device)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)
+    ).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     losses = []
     for _ in range(4):
@@ -280,7 +283,9 @@ def a_network_with_adam(device: str) -> Any:
 @behaviour("training")
 def a_convolution_with_momentum(device: str) -> Any:
     torch.manual_seed(9)
-    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, 2, 1), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten()).to(device)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 3, 3, 2, 1), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten()
+    ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
         optimizer.zero_grad()
@@ -289,7 +294,7 @@ def a_convolution_with_momentum(device: str) -> Any:
     return [p.detach() for p in model.parameters()]
 
 
-# --- errors --------------------------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @behaviour("errors")

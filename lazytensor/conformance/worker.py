@@ -1,6 +1,7 @@
 """A process that checks entries for the long run: a crash or a hang costs one check, not the run.
 
-It reads chunks from its standard input, one JSON object a line, and writes each outcome as a line to its standard output.
+It reads chunks from its standard input, one JSON object a line, and writes each outcome as a line to its standard
+output.
 """
 
 from __future__ import annotations

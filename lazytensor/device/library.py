@@ -1,10 +1,11 @@
 """The ops that lazytensor adds to PyTorch's: forms of ATen ops that can stand in a graph where ATen's own cannot.
 
 ``lazytensor::draw_…``
-    A random op that is given the state of its generator.  ATen's takes the numbers from a generator whose state when the graph runs
-    is not the one when the op was recorded.
+    A random op that is given the state of its generator.  ATen's takes the numbers from a generator whose state when
+    the graph runs is not the one when the op was recorded.
 ``lazytensor::check_…``
-    An op that only checks, and returns nothing: here it returns what it checked, so that a graph can have it as a result.
+    An op that only checks, and returns nothing: here it returns what it checked, so that a graph can have it as a
+    result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def define(schema: str, function: Callable[..., Any], meta: Callable[..., Any]) 
     return "lazytensor::" + name
 
 
-# --- random ops with the state of their generator as an argument ---------------------------------------------------------
+# --- random ops with the state of their generator as an argument ------------------------------------------------------
 
 
 def _draw(overload: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -56,8 +57,8 @@ def _dropout_meta(state: torch.Tensor, input: torch.Tensor, p: float, train: boo
 
 aten = torch.ops.aten
 
-# ATen overload -> the op that takes the state first and then the same arguments.  In each the count of numbers drawn depends on
-# the geometry of the arguments only; elsewhere (poisson, rrelu, gamma) it depends on their values.
+# ATen overload -> the op that takes the state first and then the same arguments.  In each the count of numbers drawn
+# depends on the geometry of the arguments only; elsewhere (poisson, rrelu, gamma) it depends on their values.
 DRAWS: dict[str, str] = {
     "aten::bernoulli": define("draw_bernoulli(Tensor state, Tensor self) -> Tensor", *_draw(aten.bernoulli.default)),
     "aten::bernoulli.Tensor": define(
@@ -82,7 +83,7 @@ DRAWS: dict[str, str] = {
 }
 
 
-# --- checks ---------------------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def _linalg(info: torch.Tensor, api_name: str, is_matrix: bool) -> torch.Tensor:

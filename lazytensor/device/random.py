@@ -1,13 +1,13 @@
 """Random numbers: the same seed gives the same run, reads never change them, and they never recompile.
 
-The policy is ``host``: a random op draws on the CPU when it is recorded, from the generator that CPU eager would use, with
-the same geometry.  What it drew is device data.  So the numbers are bit-equal to CPU eager's, CPU draws in between
+The policy is ``host``: a random op draws on the CPU when it is recorded, from the generator that CPU eager would use,
+with the same geometry.  What it drew is device data.  So the numbers are bit-equal to CPU eager's, CPU draws in between
 included, and there is nothing random left in a graph.
 
-An op that looks at data that may be pending (``multinomial``, ``bernoulli`` of a tensor of probabilities) is recorded together
-with the state of its generator, which becomes a leaf; the generator itself is moved on as eager would, by a draw for arguments
-of the same geometry.  That is exact where the count of numbers drawn depends on the geometry alone.  The others (``poisson``,
-``rrelu``, the gamma family) need the data: they fall back.
+An op that looks at data that may be pending (``multinomial``, ``bernoulli`` of a tensor of probabilities) is recorded
+together with the state of its generator, which becomes a leaf; the generator itself is moved on as eager would, by a
+draw for arguments of the same geometry.  That is exact where the count of numbers drawn depends on the geometry alone.
+The others (``poisson``, ``rrelu``, the gamma family) need the data: they fall back.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ def _move_on(op: Any, arguments: list[Any], generator: torch.Generator, out: tor
 
     with clean(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given: dict[str, Any] = {"generator": generator} if any(a.name == "generator" for a in op.overload._schema.arguments) else {}
+        given: dict[str, Any] = (
+            {"generator": generator} if any(a.name == "generator" for a in op.overload._schema.arguments) else {}
+        )
         if out is not None:
             given["out"] = _like(state_of(out).spec) if _is_ltc(out) else out
         op.overload(*map(stand, arguments), **given)

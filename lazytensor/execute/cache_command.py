@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="The compiled graphs on disk: list, prune, export, import.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="The compiled graphs on disk: list, prune, export, import."
+)
 Json = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 
 
@@ -45,7 +47,8 @@ def list_entries(as_json: Json = False) -> None:
 
 @app.command()
 def prune(
-    to_bytes: Annotated[int, typer.Option("--to-bytes", min=0, help="How many bytes may stay.")] = 0, as_json: Json = False
+    to_bytes: Annotated[int, typer.Option("--to-bytes", min=0, help="How many bytes may stay.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Remove the least recently used entries until the rest fits; all of them by default."""
     from lazytensor.backend import diskcache

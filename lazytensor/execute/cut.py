@@ -1,9 +1,10 @@
 """The cut: everything pending that is still alive becomes one graph, runs, and its results become data.
 
-A cut is known by the tuple of its live output values.  Values are interned, so a step that was seen before is found by one
-lookup of that tuple, and nothing is done per recorded operation: a warm cut costs O(outputs), not O(nodes).
+A cut is known by the tuple of its live output values.  Values are interned, so a step that was seen before is found by
+one lookup of that tuple, and nothing is done per recorded operation: a warm cut costs O(outputs), not O(nodes).
 
-Nothing is forgotten before the results are there.  If the run fails or is interrupted, everything pending is still pending.
+Nothing is forgotten before the results are there.  If the run fails or is interrupted, everything pending is still
+pending.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ def _run_pending(cause: str, wait: bool) -> None:
 
 
 def _graph(values: list[ir.Value], replaced: list[int | None]) -> Graph:
-    """The graph of these outputs, which knows the inputs that may be overwritten: nobody can see their old value afterwards."""
+    """The graph of these outputs, which knows the inputs that may be overwritten: nobody can see their old value
+    afterwards.
+    """
     graph = Graph(values)
     position = {value.node.args[1]: i for i, value in enumerate(graph.data)}
     for number, leaf in enumerate(replaced):
@@ -274,7 +277,7 @@ def _raise(failures: list[Failure]) -> None:
     raise error
 
 
-# --- bounds ---------------------------------------------------------------------------------------------------------------
+# --- bounds -----------------------------------------------------------------------------------------------------------
 
 
 def _trim() -> None:

@@ -1,7 +1,7 @@
 """Cuts that run in the background, in order, while the next step is recorded.
 
-One thread runs them one after the other.  At most ``settings.max_in_flight`` are under way: a program that records faster than the
-machine computes waits at its next cut.  An error surfaces at the next cut or read, once.
+One thread runs them one after the other.  At most ``settings.max_in_flight`` are under way: a program that records
+faster than the machine computes waits at its next cut.  An error surfaces at the next cut or read, once.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ def command(
     errors = Console(stderr=True)
     failures = []
     ran = 0
-    for failure in track(run_programs(programs, seed, backend, lines), "programs", programs, console=errors, disable=as_json):
+    for failure in track(
+        run_programs(programs, seed, backend, lines), "programs", programs, console=errors, disable=as_json
+    ):
         ran += 1
         if failure is None:
             continue
@@ -52,7 +54,11 @@ def command(
         if len(failures) >= most_failures:
             break
     if as_json:
-        typer.echo(json.dumps({"programs": ran, "failures": [plain(f) for f in failures], "seed": seed, "backend": backend}))
+        typer.echo(
+            json.dumps({"programs": ran, "failures": [plain(f) for f in failures], "seed": seed, "backend": backend})
+        )
     else:
-        typer.echo(f"{ran - len(failures)} of {ran} programs agree with eager (seeds {seed} to {seed + ran - 1}, backend {backend})")
+        typer.echo(
+            f"{ran - len(failures)} of {ran} programs agree with eager (seeds {seed} to {seed + ran - 1}, backend {backend})"
+        )
     raise typer.Exit(1 if failures else 0)

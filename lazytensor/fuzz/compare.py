@@ -33,7 +33,9 @@ def same(one: Any, two: Any, tolerance: float) -> bool:
             return False
         if tolerance == 0.0:
             return _bits(one) == _bits(two)
-        return torch.allclose(one.to(torch.complex128), two.to(torch.complex128), rtol=tolerance, atol=tolerance, equal_nan=True)
+        return torch.allclose(
+            one.to(torch.complex128), two.to(torch.complex128), rtol=tolerance, atol=tolerance, equal_nan=True
+        )
     return bool(one == two)
 
 
@@ -51,7 +53,11 @@ def _same_value(one: Any, two: Any, tolerance: float) -> bool:
     if isinstance(one, str) or tolerance == 0.0:
         return repr(one) == repr(two) or (isinstance(one, str) and tolerance > 0.0)
     if isinstance(one, list):
-        return isinstance(two, list) and len(one) == len(two) and all(map(lambda a, b: _same_value(a, b, tolerance), one, two))
+        return (
+            isinstance(two, list)
+            and len(one) == len(two)
+            and all(map(lambda a, b: _same_value(a, b, tolerance), one, two))
+        )
     if isinstance(one, bool) or not isinstance(one, int | float | complex):
         return bool(one == two)
     if one != one:

@@ -1,7 +1,7 @@
 """Runs a program on a device and notes everything that it can see there.
 
-Noted are: of each line, the error it raised; at the end, of each live tensor its value bit by bit, shape, stride, offset, dtype,
-``requires_grad``, version and gradient; and every value that was read on the way.
+Noted are: of each line, the error it raised; at the end, of each live tensor its value bit by bit, shape, stride,
+offset, dtype, ``requires_grad``, version and gradient; and every value that was read on the way.
 """
 
 from __future__ import annotations

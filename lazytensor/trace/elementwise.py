@@ -1,8 +1,8 @@
 """The strides that the CPU gives the result of an elementwise op.
 
-PyTorch's meta kernels for these ops are Python and disagree with the C++ iterator about dimensions of length one and about ties.
-This is the iterator's rule: operands that all have one dense layout give it to the result; otherwise the dimensions are sorted by
-the operands' strides, first operand first, and the result is dense in that order.
+PyTorch's meta kernels for these ops are Python and disagree with the C++ iterator about dimensions of length one and
+about ties. This is the iterator's rule: operands that all have one dense layout give it to the result; otherwise the
+dimensions are sorted by the operands' strides, first operand first, and the result is dense in that order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ def strides(shape: tuple[int, ...], operands: Sequence[torch.Tensor]) -> tuple[i
         if all(t.is_contiguous() for t in operands):
             return contiguous_stride(shape)
         for layout, rank in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-            if len(shape) == rank and layout is torch.channels_last and all(t.is_contiguous(memory_format=layout) for t in operands):
+            if (
+                len(shape) == rank
+                and layout is torch.channels_last
+                and all(t.is_contiguous(memory_format=layout) for t in operands)
+            ):
                 return _channels_last(shape)
         first = operands[0].stride()
         if all(t.stride() == first and _dense(t) for t in operands):

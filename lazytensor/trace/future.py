@@ -1,7 +1,7 @@
 """Data that a cut is still making: it stands in a state until somebody needs the real thing.
 
-A cut that runs in the background gives each of its states a future and returns.  Later cuts take futures as inputs, since cuts run in
-order; a read settles the one it needs.
+A cut that runs in the background gives each of its states a future and returns.  Later cuts take futures as inputs,
+since cuts run in order; a read settles the one it needs.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ inferring its shape, hashing it and finding its source line.  All of that happen
 
 What must hold:
 
-* A canonical argument is a ``Value``, ``None``, an ``int``/``bool``/``str``/dtype/layout/memory format at a position whose
-  schema type admits nothing else, a ``Const``, or a tuple of these.  Python's ``1 == 1.0 == True`` cannot mix them up: a
-  number whose *type* may vary is either lifted to a number leaf, which is a different value per type, or a ``Const``.
+* A canonical argument is a ``Value``, ``None``, an ``int``/``bool``/``str``/dtype/layout/memory format at a position
+  whose schema type admits nothing else, a ``Const``, or a tuple of these.  Python's ``1 == 1.0 == True`` cannot mix
+  them up: a number whose *type* may vary is either lifted to a number leaf, which is a different value per type, or a
+  ``Const``.
 * Equality of values is identity.  No hash of structure is ever trusted.
 * A node's arguments were made before the node, so ``node.seq`` orders any set of nodes topologically, and no walk
   over a graph needs recursion.

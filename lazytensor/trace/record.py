@@ -1,8 +1,8 @@
 """What happens when a kernel's table lookup misses: infer the outputs, make the node, remember it.
 
-A kernel's hit path is generated code (:mod:`lazytensor.codegen.kernels`).  Everything here runs once for each new piece of
-structure, so it can afford PyTorch's meta kernels (20 to 1,300 µs), a walk up the Python stack for the source line, and
-asking the CPU for the exact error.
+A kernel's hit path is generated code (:mod:`lazytensor.codegen.kernels`).  Everything here runs once for each new piece
+of structure, so it can afford PyTorch's meta kernels (20 to 1,300 µs), a walk up the Python stack for the source line,
+and asking the CPU for the exact error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ forced: frozenset[str] = frozenset()
 
 
 def force_fallback(names: Iterable[str]) -> None:
-    """Let exactly these ops run eagerly from now on: ``aten::sub`` means every overload, in place too.  Views cannot be forced."""
+    """Let exactly these ops run eagerly from now on: ``aten::sub`` means every overload, in place too.
+
+    Views cannot be forced.
+    """
     global forced
     changed = forced ^ frozenset(names)
     forced = frozenset(names)
@@ -209,9 +212,9 @@ def derive(proto: Value, parent: Value) -> Value:
 class Mutation:
     """An op that writes into some of its arguments, seen as a functional op whose results replace them.
 
-    ``table`` maps the canonical arguments to ``(returns, written)``: the values to return and the values the written arguments
-    take, each already of the written tensor's own geometry and dtype.  ``apart`` maps them likewise where this is true only
-    if the tensors behind them do not share memory, which the values alone cannot tell.
+    ``table`` maps the canonical arguments to ``(returns, written)``: the values to return and the values the written
+    arguments take, each already of the written tensor's own geometry and dtype.  ``apart`` maps them likewise where
+    this is true only if the tensors behind them do not share memory, which the values alone cannot tell.
     """
 
     __slots__ = ("_overload", "apart", "functional", "name", "outs", "positions", "table")
@@ -239,7 +242,9 @@ class Mutation:
         return tuple(a.name for a in self.overload._schema.arguments if a.kwarg_only and not a.is_out)
 
     def _functional_arguments(self, args: tuple[Any, ...], outs: tuple[Spec, ...]) -> tuple[Any, ...]:
-        """The same call of the functional op: a factory's out= form has no dtype and no device, they are its out tensor's."""
+        """The same call of the functional op: a factory's out= form has no dtype and no device, they are its out
+        tensor's.
+        """
         wanted = self.functional.overload._schema.arguments
         if len(wanted) == len(args):
             return args
@@ -257,7 +262,8 @@ class Mutation:
     ) -> Any:
         """Work out and remember the table entry for these arguments.  Raises what eager would.
 
-        ``shared`` says whether what is written shares memory with another argument; ``out_values`` are given if out= does.
+        ``shared`` says whether what is written shares memory with another argument; ``out_values`` are given if out=
+        does.
         """
         known = self.apart.get(args) if not outs else None
         if known is not None and not shared():

@@ -1,9 +1,9 @@
 """The empty shells: real ``torch.Tensor`` objects on ``ltc`` with true geometry and no memory.
 
-PyTorch offers two ways in Python to make a tensor on PrivateUse1 without an allocator: ``torch._C._acc.create_empty_tensor``
-(fast, contiguous, device 0 only) and a DLPack capsule (any device number).  Everything else is made from those by
-letting the C++ *Meta* kernels work on the shell: while the Meta key is included in the thread's dispatch state, ``set_`` and
-``as_strided`` change or alias geometry and touch no memory.
+PyTorch offers two ways in Python to make a tensor on PrivateUse1 without an allocator:
+``torch._C._acc.create_empty_tensor`` (fast, contiguous, device 0 only) and a DLPack capsule (any device number).
+Everything else is made from those by letting the C++ *Meta* kernels work on the shell: while the Meta key is included
+in the thread's dispatch state, ``set_`` and ``as_strided`` change or alias geometry and touch no memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def new(spec: Spec) -> torch.Tensor:
 def reshape(tensor: torch.Tensor, storage: torch.UntypedStorage, spec: Spec) -> torch.Tensor:
     """Let the shell look at this storage with this geometry."""
     if spec.device > 0:
-        # The Meta kernel refuses a storage that cannot grow, as those from DLPack; the CPU's asks only whether it is large enough.
+        # The Meta kernel refuses a storage that cannot grow, as those from DLPack; the CPU's asks only whether it is
+        # large enough.
         return _set.redispatch(_CPU, tensor, storage, spec.offset, spec.size, spec.stride)  # type: ignore[no-any-return]
     with _below_autograd(), _as_meta:
         return tensor.set_(storage, spec.offset, spec.size, spec.stride)  # type: ignore[call-overload,no-any-return]
@@ -58,7 +59,7 @@ def alias(tensor: torch.Tensor, value: Value) -> torch.Tensor:
         return flat.view(spec.dtype).as_strided(spec.size, spec.stride, spec.offset)
 
 
-# --- a shell on another device number, by way of DLPack ------------------------------------------------------------------
+# --- a shell on another device number, by way of DLPack ---------------------------------------------------------------
 
 
 class _Device(ctypes.Structure):

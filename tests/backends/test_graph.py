@@ -108,7 +108,20 @@ def test_no_walk_recurses(depth: int) -> None:
     assert len(halves) == 6
 
 
-BASIC = {"add.Tensor", "add.Scalar", "mul.Tensor", "mul.Scalar", "sub.Tensor", "div.Tensor", "sum.dim_IntList", "exp", "t", "mm", "amax", "log"}
+BASIC = {
+    "add.Tensor",
+    "add.Scalar",
+    "mul.Tensor",
+    "mul.Scalar",
+    "sub.Tensor",
+    "div.Tensor",
+    "sum.dim_IntList",
+    "exp",
+    "t",
+    "mm",
+    "amax",
+    "log",
+}
 
 
 def basic(node: Node) -> bool:

@@ -163,7 +163,11 @@ def test_an_ir_builder_makes_nodes() -> None:
     assert builder.scalar(2.0, torch.float32).size == ()
     assert builder.node("aten::relu", value) is builder.node("aten::relu", value)
     two, one = builder.size(value, 0), builder.size(value, 1)
-    assert (builder.size_add(two, one).value, builder.size_mul(two, two).value, builder.size_div(two, two).value) == (3, 4, 1)
+    assert (builder.size_add(two, one).value, builder.size_mul(two, two).value, builder.size_div(two, two).value) == (
+        3,
+        4,
+        1,
+    )
     assert builder.tensor_list([value, value]) == (value, value)
 
 

@@ -135,7 +135,9 @@ def test_environment_chooses_the_backend() -> None:
     script = "import lazytensor as lt; print(lt.current_backend().name)"
     for name, expected in [("ts", "ts"), ("reference", "reference")]:
         environment = {**__import__("os").environ, "LAZYTENSOR_BACKEND": name}
-        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
         assert done.stdout.strip() == expected
 
 
@@ -146,7 +148,9 @@ def test_an_installed_package_announces_its_backend(tmp_path: Path, monkeypatch:
     info = tmp_path / "thirdparty-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[lazytensor.backends]\nthird = thirdparty:Third\nbad = thirdparty:Missing\n")
+    (info / "entry_points.txt").write_text(
+        "[lazytensor.backends]\nthird = thirdparty:Third\nbad = thirdparty:Missing\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert {"third", "bad"} <= set(lt.backends())
     lt.set_backend("third")

@@ -85,7 +85,9 @@ def test_results_are_exactly_eagers(case: str) -> None:
     found, program = built(function, x)
     assert program.steps, "the JIT function was not built"
     want = function(x)
-    for got, expected in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(want), strict=True):
+    for got, expected in zip(
+        torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(want), strict=True
+    ):
         assert got.dtype is expected.dtype
         assert got.stride() == expected.stride()
         assert torch.equal(got.cpu(), expected)

@@ -31,7 +31,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         + ")"
     )
     expected = {op for op, status, _ in checks if status == "expected failure"}
-    terminalreporter.write_line(f"{len(expected)} entries are expected to fail: {', '.join(sorted(expected)) or 'none'}")
+    terminalreporter.write_line(
+        f"{len(expected)} entries are expected to fail: {', '.join(sorted(expected)) or 'none'}"
+    )
     terminalreporter.write_line(
         f"{100 * (1 - len(fell_back) / len(entries)):.1f} % of entries recorded without fallback, "
         f"data-dependent shapes apart; the others: {', '.join(sorted(fell_back)) or 'none'}"

@@ -1,4 +1,6 @@
-"""Every operator of PyTorch's own database gives on ltc what it gives on the CPU: the first two samples, forward and backward."""
+"""Every operator of PyTorch's own database gives on ltc what it gives on the CPU: the first two samples, forward and
+backward.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ def test_a_restarted_program_starts_compiled_and_starts_no_compiler(trained: tup
     assert again["losses"] == first["losses"]
 
 
-def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(trained: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(
+    trained: tuple[Path, dict], tmp_path: Path
+) -> None:
     import shutil
 
     cache = tmp_path / "cache"
@@ -110,7 +112,8 @@ def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(trained: t
 
 def test_a_failed_compilation_is_reported_once_and_the_program_goes_on(tmp_path: Path) -> None:
     program = PROGRAM.replace(
-        "import json, sys,", "import os; os.environ['CXX'] = '/bin/false'; os.environ['PATH'] = '/bin:/usr/bin'\nimport json, sys,"
+        "import json, sys,",
+        "import os; os.environ['CXX'] = '/bin/false'; os.environ['PATH'] = '/bin:/usr/bin'\nimport json, sys,",
     )
     found = run(tmp_path, program)
     assert {t[0] for t in found["tiers"]} == {"stays"}

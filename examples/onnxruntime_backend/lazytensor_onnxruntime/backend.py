@@ -15,14 +15,18 @@ OPSET, IR_VERSION = 18, 9
 
 
 class OnnxRuntimeBackend(lt.Backend):
-    """Options: ``threads`` is how many threads a session may use, ``provider`` which of ONNX Runtime's execution providers."""
+    """Options: ``threads`` is how many threads a session may use, ``provider`` which of ONNX Runtime's execution
+    providers.
+    """
 
     version = onnxruntime.__version__
 
     def __init__(self, threads: int = 0, provider: str = "CPUExecutionProvider"):
         super().__init__()
         if provider not in onnxruntime.get_available_providers():
-            raise ValueError(f"ONNX Runtime has the providers {onnxruntime.get_available_providers()}, not {provider!r}")
+            raise ValueError(
+                f"ONNX Runtime has the providers {onnxruntime.get_available_providers()}, not {provider!r}"
+            )
         self.provider = provider
         self.options = onnxruntime.SessionOptions()
         self.options.intra_op_num_threads = threads
@@ -48,7 +52,10 @@ class OnnxRuntimeBackend(lt.Backend):
         model = Model()
         inputs = [
             helper.make_tensor_value_info(model.value(value), DTYPES[value.dtype], value.size) for value in graph.data
-        ] + [helper.make_tensor_value_info(model.value(number), NUMBER_DTYPES[number.kind], ()) for number in graph.numbers]
+        ] + [
+            helper.make_tensor_value_info(model.value(number), NUMBER_DTYPES[number.kind], ())
+            for number in graph.numbers
+        ]
         for node in graph.nodes:
             lower(model, node)
         made_here = {name for each in model.nodes for name in each.output}

@@ -1,4 +1,6 @@
-"""The ``inductor`` and ``auto`` backends: whole steps compiled by TorchInductor, in another process, without waiting for it."""
+"""The ``inductor`` and ``auto`` backends: whole steps compiled by TorchInductor, in another process, without waiting
+for it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """From a graph to a folder with what TorchInductor made of it.
 
-Runs in the compiling process, or in this one when asked to wait.  What comes out needs no compiler and no pickle to be run
-again: ``wrapper.py``, the Python that calls the kernels in order; ``kernel0.so`` …, one shared object per fused kernel;
-``kernels.cpp``, their sources, for people to read; ``call.json``, what the wrapper is called with.
+Runs in the compiling process, or in this one when asked to wait.  What comes out needs no compiler and no pickle to be
+run again: ``wrapper.py``, the Python that calls the kernels in order; ``kernel0.so`` …, one shared object per fused
+kernel; ``kernels.cpp``, their sources, for people to read; ``call.json``, what the wrapper is called with.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _store_kernels(source: str, folder: Path) -> None:
 def _kernels_release_the_lock() -> Iterator[None]:
     """Let the kernels compiled in this block release the interpreter's lock while they run.
 
-    Inductor has no option for it.  Symptom without: the thread that records the next step stood still while a kernel ran.
+    Inductor has no option for it.  Symptom without: the thread that records the next step stood still while a kernel
+    ran.
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache as Cache
 

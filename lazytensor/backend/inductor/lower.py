@@ -1,9 +1,9 @@
 """From a graph to the FX graph that TorchInductor is given.
 
-Lifted numbers arrive packed: one vector of floats and one of integers, from which each is selected where it is needed.  An op that
-takes a number as an argument of its own (``add``'s alpha, ``addcdiv``'s value) is written with the tensor overloads, so that a
-changed number changes an input and nothing else.  A number for which there is no such form is *baked*: compiled as a constant,
-and compared before every run.
+Lifted numbers arrive packed: one vector of floats and one of integers, from which each is selected where it is needed.
+An op that takes a number as an argument of its own (``add``'s alpha, ``addcdiv``'s value) is written with the tensor
+overloads, so that a changed number changes an input and nothing else.  A number for which there is no such form is
+*baked*: compiled as a constant, and compared before every run.
 
 ``_foreach_*`` ops are split: Inductor fuses the parts with their neighbours.
 """
@@ -35,7 +35,8 @@ class Lowered:
     floats: list[int]  # which numbers (counted among the graph's numbers) make up the vector of floats
     ints: list[int]
     baked: list[int]  # which numbers were compiled as constants
-    returned: list[int]  # which of the graph's outputs the callable returns, in this order; the others are written in place
+    # which of the graph's outputs the callable returns, in this order; the others are written in place
+    returned: list[int]
 
 
 @dataclass
@@ -115,7 +116,9 @@ class Lowering:
 
     def _node(self, node: Node) -> None:
         name = stem(node)
-        if name in RULES and (is_foreach(node) or any(a.__class__ is Number and a in self.packed for a in flatten(node.args))):
+        if name in RULES and (
+            is_foreach(node) or any(a.__class__ is Number and a in self.packed for a in flatten(node.args))
+        ):
             if is_foreach(node):
                 for value, args in zip(node.outputs, rows(node), strict=True):
                     assert value is not None
@@ -194,7 +197,7 @@ def spread(node: Node, made: FxNode, lowering: Lowering) -> list[Any]:
     return parts
 
 
-# --- ops that take numbers, written with tensors -----------------------------------------------------------------------------
+# --- ops that take numbers, written with tensors ----------------------------------------------------------------------
 
 Rule = Callable[[Lowering, list[Any], Node], FxNode]
 RULES: dict[str, Rule] = {}

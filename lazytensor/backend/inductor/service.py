@@ -1,7 +1,7 @@
 """The parent's side of the compiling process: hand it graphs, and be told when they are in the disk cache.
 
-There is one process at most, started when the first graph is wanted.  A thread waits for its answers.  If it dies, the graph it
-was working on is reported as failed, and the next request starts another.
+There is one process at most, started when the first graph is wanted.  A thread waits for its answers.  If it dies, the
+graph it was working on is reported as failed, and the next request starts another.
 """
 
 from __future__ import annotations

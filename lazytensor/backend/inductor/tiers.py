@@ -1,11 +1,11 @@
 """Tiers: a graph runs at once on a backend that is fast to start, and moves to TorchInductor's code when that is ready.
 
-The first time a graph is cut nothing is known of it but that it may be the only time, so it goes to the first tier.  A graph that is
-seen again is worth compiling: it is sent to the compiling process, and the program goes on.  The compiled code is taken into
-use at a later cut.  If it is in the disk cache already, it is used from the first cut on.
+The first time a graph is cut nothing is known of it but that it may be the only time, so it goes to the first tier.  A
+graph that is seen again is worth compiling: it is sent to the compiling process, and the program goes on.  The compiled
+code is taken into use at a later cut.  If it is in the disk cache already, it is used from the first cut on.
 
-Numbers that the code has as constants are compared before each run.  When one changes, that run goes to the first tier; after a
-few changes the graph stays there, and a line on the log says so.
+Numbers that the code has as constants are compared before each run.  When one changes, that run goes to the first tier;
+after a few changes the graph stays there, and a line on the log says so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Tiered:
         self.variants = 0
         self.reason = ""
         self.seconds = 0.0
-        self.mends: list[int] | None = None  # results whose strides are not the declared ones; None before the first run
+        # results whose strides are not the declared ones; None before the first run
+        self.mends: list[int] | None = None
         self._arrived = threading.Event()
 
     @property
@@ -88,7 +89,9 @@ class Tiered:
         self._stay("a number that is compiled as a constant keeps changing")
 
     def _want(self, inputs: tuple[Any, ...]) -> bool:
-        """Ask for compiled code: from the disk cache at the first run, from the compiler once the graph was seen often enough."""
+        """Ask for compiled code: from the disk cache at the first run, from the compiler once the graph was seen often
+        enough.
+        """
         if self.runs > 1 and self.runs <= self.after and not self.wait:
             return False
         if len(self.graph) > settings.max_compiled_operations:

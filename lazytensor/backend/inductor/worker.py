@@ -1,7 +1,8 @@
 """The compiling process: takes graphs from its standard input and leaves compiled entries in the disk cache.
 
-One line in, one line out, both JSON.  In: ``{"id", "key", "graph" (path of a graph file), "numbers", "about", "seconds"}``.  Out:
-``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so that training has the machine; it ends with its parent.
+One line in, one line out, both JSON.  In: ``{"id", "key", "graph" (path of a graph file), "numbers", "about",
+"seconds"}``.  Out: ``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so that training has the machine; it
+ends with its parent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Clean-up of a graph before any backend sees it: exact, each pass one file, each can be switched off.
 
 A pass is a rule: given a node whose arguments are already cleaned, it names the value that its result equals, or says
-nothing; the nodes it makes for that come with it.  Dead code needs no pass (a graph is what its outputs depend on), and common subexpressions are one value by
-interning.  ``settings.without_passes`` names the passes to leave out.
+nothing; the nodes it makes for that come with it.  Dead code needs no pass (a graph is what its outputs depend on), and
+common subexpressions are one value by interning.  ``settings.without_passes`` names the passes to leave out.
 """
 
 from __future__ import annotations

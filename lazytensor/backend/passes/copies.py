@@ -1,7 +1,7 @@
 """A copy of a value is the value: values never change, so only outputs need memory of their own.
 
-``copy(old, new)``, which is what a write over a whole tensor records, is ``new``; where the layout has to change, it at least no
-longer waits for what is overwritten.
+``copy(old, new)``, which is what a write over a whole tensor records, is ``new``; where the layout has to change, it at
+least no longer waits for what is overwritten.
 """
 
 from __future__ import annotations
