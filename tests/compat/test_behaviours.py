@@ -31,8 +31,9 @@ def test_before_any_use_no_counter_has_counted() -> None:
 
 def test_the_graph_file_has_the_stack_of_the_sync(tmp_path: Path) -> None:
     def helper() -> None:
-        nn.Linear(5, 5).to("lazy")(torch.ones(2, 5, device="lazy"))
+        out = nn.Linear(5, 5).to("lazy")(torch.ones(2, 5, device="lazy"))
         lazy.mark_step()
+        assert out.shape == (2, 5)
 
     def outer() -> None:
         helper()
