@@ -31,7 +31,7 @@ def register() -> None:
     generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_storage=True, for_packed_sequence=False
     )
-    from lazytensor.device import patches, serialization, threads
+    from lazytensor.device import patches, serialization, sparse, threads
     from lazytensor.device.composites import ANSWERS, COMPOSITES
     from lazytensor.device.kernels import KERNELS
 
@@ -45,5 +45,6 @@ def register() -> None:
         for name, kernel in kernels.items():
             library.m.impl("aten::" + name, key, kernel, False)
     threads.watch(library, generated_kernels, {**KERNELS, **ANSWERS})
+    sparse.register(library)
     serialization.register()
     patches.apply()

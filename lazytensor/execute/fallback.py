@@ -114,10 +114,14 @@ def _numbers(args: tuple[Any, ...]) -> list[Number]:
 
 
 def adopt(result: Any, device: int) -> Any:
-    """CPU results as ltc tensors; what is not a strided tensor stays what it is."""
+    """CPU results as ltc tensors; what is no tensor stays what it is."""
     if isinstance(result, torch.Tensor):
-        if result.layout is not torch.strided or result.device.type != "cpu":
+        if result.device.type != "cpu":
             return result
+        if result.layout is not torch.strided:
+            from lazytensor.device.sparse import to_ltc
+
+            return to_ltc(result, device)
         if result.is_conj() or result.is_neg():
             result = result.resolve_conj().resolve_neg()
         return storage.make_data(_own(result), device)
