@@ -273,9 +273,13 @@ class Mutation:
             if value.spec.device == CPU_SCALAR:
                 raise errors.mixed_devices(torch.device("cpu"))
         device = outs[0].device if outs else next(values_in(written)).spec.device
-        wanted, general = shapes.infer_mutation(self, args, outs, device, shared, out_values)
-        entry = intern(self.functional, self._functional_arguments(args, outs))
-        results = list(entry) if entry.__class__ is tuple else [entry]
+        asked = outs
+        if outs:
+            # An out= tensor of another size is resized: to ask about an empty one spares PyTorch's warning, which is ours.
+            results = _listed(intern(self.functional, self._functional_arguments(args, outs)))
+            asked = tuple([o if o.size == v.size else _empty(o) for o, v in zip(outs, results, strict=True)])
+        wanted, general = shapes.infer_mutation(self, args, asked, device, shared, out_values)
+        results = _listed(intern(self.functional, self._functional_arguments(args, outs)))
         count = len(wanted)
         if outs and any(v.dtype is not o.dtype for v, o in zip(results, outs, strict=True)):
             shapes.check_out(self, args, outs, results)
@@ -288,6 +292,14 @@ class Mutation:
         elif not outs:
             self.apart[args] = found
         return found
+
+
+def _listed(entry: Any) -> list[Any]:
+    return list(entry) if entry.__class__ is tuple else [entry]
+
+
+def _empty(out: Spec) -> Spec:
+    return spec((0,), (1,), 0, out.dtype, out.device)
 
 
 def _resized(wanted: Spec, result: Spec) -> Spec:
