@@ -97,7 +97,19 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if entry is not None:
         write(self, entry[1][0])
         return self
+    if _same_memory(self, src):
+        return self
     return mutate(_COPY_, key, (self,), self, (self, src, None))  # type: ignore[no-any-return]
+
+
+def _same_memory(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of the same storage: eager copies nothing then, and finds no overlap
+    (``x.view(-1)[...] = x`` raised "some elements of the input tensor and the written-to tensor refer to …")."""
+    if one.untyped_storage()._cdata != two.untyped_storage()._cdata:
+        return False
+    a, b = state_of(one).spec, state_of(two).spec
+    lone = a.numel == b.numel == 1 and (a.offset, a.dtype, a.bits) == (b.offset, b.dtype, b.bits)
+    return a is b or lone
 
 
 @kernel("_copy_from")
@@ -264,7 +276,7 @@ def _as_on_cpu(name: str) -> None:
 @kernel("polygamma_")
 def polygamma_(self: torch.Tensor, n: int) -> torch.Tensor:
     """Its arguments stand the other way round than those of ``polygamma``, so that no rule finds the pair."""
-    return self.copy_(torch.polygamma(n, self))
+    return torch.polygamma(n, self, out=self)
 
 
 for _name in ("silu_backward", "mish_backward", "native_channel_shuffle"):
