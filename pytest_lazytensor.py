@@ -1,6 +1,7 @@
 """A pytest plugin: lazytensor's assertions as fixtures.
 
-It stands outside of the package so that loading it imports neither torch nor lazytensor; a fixture does, when a test asks for it.
+It stands outside of the package so that loading it imports neither torch nor lazytensor; a fixture does, when a test
+asks for it.
 """
 
 from __future__ import annotations
