@@ -219,6 +219,18 @@ def _inplace(inplace: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _functional(op: Any) -> Callable[..., Any]:
+    """What ``_inplace`` gives, by way of the functional op."""
+
+    def run(target: Target, move: Transplant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaf, *rest = args
+        written = leaf.clone()
+        written.copy_(op(leaf, *rest, **kwargs))
+        return written, True
+
+    return run
+
+
 def _out(op: Any) -> Callable[..., Any]:
     def run(target: Target, move: Transplant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad():
@@ -268,6 +280,11 @@ def _check(outcome: Outcome, run: Callable[..., Any], sample: Any, target: Targe
     if found.error is not None:
         target.settle()
     status, detail = _judge(cpu, found, target, op)
+    if status is DIFFERENT and outcome.form == "inplace" and outcome.dtype.startswith("complex"):
+        # The CPU's kernels for complex numbers round in place otherwise than out of place; ltc records the latter.
+        apart = _run(_functional(op), sample, target, "cpu", op)
+        if _judge(apart, found, target, op)[0] is EQUAL:
+            status, detail = EQUAL, "equal to the CPU's functional form, from which its in-place form differs"
     if status is DIFFERENT and not _deterministic(cpu, run, sample, target, op):
         status, detail = EQUAL, "the CPU's own result changes from run to run"
     return Outcome(outcome.op, outcome.dtype, outcome.sample, outcome.form, status, detail, fallbacks)

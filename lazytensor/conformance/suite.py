@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import lazytensor as lt
+from lazytensor.backend import registry
 from lazytensor.backend.data import BackendData
 from lazytensor.backend.interface import Backend
 from lazytensor.backend.reference import Program
@@ -46,7 +47,7 @@ class Finding:
 def _alone(backend: str) -> Iterator[Backend]:
     """The backend in force, its failures raised and not covered up by another backend."""
     lt.sync()
-    with lt.settings.scope(on_backend_failure="raise"), lt.backend(backend) as chosen:
+    with lt.settings.scope(on_backend_failure="raise"), registry.scope(backend) as chosen:
         try:
             yield chosen
         finally:
@@ -56,9 +57,8 @@ def _alone(backend: str) -> Iterator[Backend]:
 def _settle() -> None:
     """Leave nothing pending, whatever state a broken backend left things in."""
     gc.collect()
-    with lt.backend("reference"):
-        with contextlib.suppress(Exception):
-            lt.sync()
+    with registry.scope("reference"), contextlib.suppress(Exception):
+        lt.sync()
 
 
 def behaviours(backend: str, groups: Iterable[str] | None = None) -> list[Finding]:
@@ -91,7 +91,7 @@ def _judged(program: Any, expected: Any, rule: Rule) -> tuple[bool, str]:
     return True, ""
 
 
-# --- promises that no program can see ---------------------------------------------------------------------------------
+# --- promises that no program can see ----------------------------------------
 
 
 def _step(device: str = "ltc") -> tuple[lt.Graph, list[Any]]:
@@ -122,9 +122,7 @@ def _host(backend: Backend, results: Iterable[Any]) -> list[torch.Tensor]:
 def _donated_inputs(backend: Backend) -> tuple[bool, str]:
     """Whether results are right when an input may be overwritten, and the other inputs are left alone."""
     graph, tensors = _step()
-    want = Program(graph)(
-        *[t if isinstance(t, torch.Tensor) else t for t in _host(backend, _given(backend, graph, tensors))]
-    )
+    want = Program(graph)(*_host(backend, _given(backend, graph, tensors)))
     computation = backend.computation(graph)
     for number in range(RUNS):
         given = _given(backend, graph, tensors)
@@ -176,7 +174,7 @@ _INTERFACE = {
     "it describes itself and what it compiled": _descriptions,
 }
 
-# --- coverage ---------------------------------------------------------------------------------------------------------
+# --- coverage ----------------------------------------
 
 NATIVE, DECOMPOSED, INTERPRETED, FALLBACK = "native", "decomposed", "interpreted", "fallback"
 

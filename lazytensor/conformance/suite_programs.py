@@ -5,8 +5,11 @@ A program takes a device and returns a tree of tensors and numbers.  It is run t
 compile at the second run and specialise at the third.
 """
 
+# ruff: noqa: D103  (the name of a program is the behaviour)
+
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +37,7 @@ def data(device: str, *size: int, dtype: torch.dtype = torch.float32) -> torch.T
     return (made * (100 if not dtype.is_floating_point else 1)).to(dtype).view(size).to(device)
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------
 
 
 @behaviour("results")
@@ -81,7 +84,7 @@ def strides_are_the_declared_ones(device: str) -> Any:
     return last + 1, x.transpose(1, 2) * 2, x.permute(3, 1, 0, 2).contiguous(), F.relu(x[:, ::2])
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------
 
 
 @behaviour("numbers")
@@ -100,7 +103,7 @@ def numbers_promote_as_python_numbers(device: str) -> Any:
     return whole * 2, whole * 2.0, whole / 2, point * 3, point + 0.25, whole.sum(dtype=torch.int32) + 1, True + whole
 
 
-# --- aliasing ---------------------------------------------------------------------------------------------------------
+# --- aliasing ----------------------------------------
 
 
 @behaviour("aliasing")
@@ -153,7 +156,7 @@ def results_do_not_share_memory(device: str) -> Any:
     return x, same, copy
 
 
-# --- donation ---------------------------------------------------------------------------------------------------------
+# --- donation ----------------------------------------
 
 
 @behaviour("donation")
@@ -204,7 +207,7 @@ def two_tensors_change_places(device: str) -> Any:
     return x, y
 
 
-# --- empty tensors and tensors without dimensions ---------------------------------------------------------------------
+# --- empty tensors and tensors without dimensions ----------------------------------------
 
 
 @behaviour("empty and 0-d")
@@ -219,7 +222,7 @@ def tensors_without_dimensions(device: str) -> Any:
     return x * x, x.sum(), x.view(1, 1), torch.stack([x, x]), x.expand(2, 2) + 1, x.max(), x.to(torch.int64)
 
 
-# --- randomness -------------------------------------------------------------------------------------------------------
+# --- randomness ----------------------------------------
 
 
 @behaviour("randomness")
@@ -246,13 +249,14 @@ def dropout_masks_differ_from_step_to_step_and_agree_with_their_gradient(device:
     for _ in range(3):
         out = F.dropout(weight, 0.3)
         out.sum().backward()
+        assert weight.grad is not None
         found.append((out.detach(), weight.grad.clone()))
         weight.grad = None
         found[-1][0].sum().item()
     return found
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training ----------------------------------------
 
 
 @behaviour("training")
@@ -294,13 +298,13 @@ def a_convolution_with_momentum(device: str) -> Any:
     return [p.detach() for p in model.parameters()]
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------
 
 
 @behaviour("errors")
 def an_index_out_of_range_is_the_users_error(device: str) -> Any:
     table = data(device, 4, 2)
-    found = [torch.embedding(table, torch.tensor([0, 3]).to(device)).sum().item()]
+    found: list[Any] = [torch.embedding(table, torch.tensor([0, 3]).to(device)).sum().item()]
     try:
         torch.embedding(table, torch.tensor([0, 9]).to(device)).sum().item()
     except IndexError as error:
@@ -312,10 +316,8 @@ def an_index_out_of_range_is_the_users_error(device: str) -> Any:
 def after_an_error_everything_else_still_has_its_value(device: str) -> Any:
     x = data(device, 3)
     other = x + 1
-    try:
+    with contextlib.suppress(IndexError):
         torch.embedding(x.view(3, 1), torch.tensor([5]).to(device)).sum().item()
-    except IndexError:
-        pass
     return other, x * 2
 
 
