@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lazytensor import errors
 from lazytensor.device import geometry, library
 from lazytensor.execute import fallback
 from lazytensor.trace import record, storage
@@ -92,7 +93,7 @@ def _draw_new(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _draw_like(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if tensor.device.type != "ltc":
-        raise storage.errors.mixed_devices(tensor.device)
+        raise errors.mixed_devices(tensor.device)
     spec = state_of(tensor).spec
     target = kwargs.get("device")
     if target is not None and target.type != "ltc":
@@ -144,7 +145,7 @@ def _draw_later(op: Any, form: str, args: tuple[Any, ...], kwargs: dict[str, Any
 def _put(out: torch.Tensor, value: Value) -> torch.Tensor:
     """Write a value into an ``out=`` tensor, which is resized if need be."""
     if not _is_ltc(out):
-        raise storage.errors.mixed_devices(out.device)
+        raise errors.mixed_devices(out.device)
     if out.shape != value.size:
         if out.numel():
             geometry.warn_resized(out, value.size)

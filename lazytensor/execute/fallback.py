@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lazytensor import errors
 from lazytensor.backend import memory
 from lazytensor.execute import cut as cutting
 from lazytensor.inspect import events, metrics
@@ -36,7 +37,7 @@ def data_of(tensor: torch.Tensor, cause: str) -> torch.Tensor:
         data = events.wait_for(cause, base)
     cutting.report_failures()
     if base.error is not None:
-        raise storage.errors.ValueLost(base.error)
+        raise errors.ValueLost(base.error)
     spec = state.spec
     events.read_bytes += spec.nbytes
     if memory.in_use:

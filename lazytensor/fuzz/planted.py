@@ -89,7 +89,7 @@ def stale_cache_key() -> Iterator[None]:
         def with_first_numbers(*inputs: Any) -> list[Any]:
             if not first:
                 first.extend(inputs[count:])
-            return run(*inputs[:count], *first)
+            return run(*inputs[:count], *first)  # type: ignore[no-any-return]
 
         self.run = with_first_numbers
 
@@ -109,11 +109,11 @@ def double_execution() -> Iterator[None]:
         def again(*inputs: Any) -> list[Any]:
             results = run(*inputs)
             if not replaces:
-                return results
+                return results  # type: ignore[no-any-return]
             fed = list(inputs)
             for number, position in replaces.items():
                 fed[position] = results[number]
-            return run(*fed)
+            return run(*fed)  # type: ignore[no-any-return]
 
         self.run = again
 
@@ -137,7 +137,7 @@ def missing_donation_check() -> Iterator[None]:
                     if leaf.spec is value.spec and isinstance(result, torch.Tensor):
                         data.copy_(result)
                         break
-            return results
+            return results  # type: ignore[no-any-return]
 
         self.run = overwrite
 
@@ -176,7 +176,7 @@ def _in_kernels(name: str, new: Any) -> Iterator[None]:
 @bug
 def wrong_stride() -> Iterator[None]:
     """Every new tensor is taken for contiguous."""
-    original = record.spec_of
+    original = record.spec_of  # type: ignore[attr-defined]
 
     def contiguous(tensor: torch.Tensor, device: int) -> Spec:
         found = original(tensor, device)

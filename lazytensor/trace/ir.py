@@ -118,7 +118,7 @@ def spec(
 def spec_of(tensor: torch.Tensor, device: int) -> Spec:
     """The Spec of a real (or meta) tensor, as if it lived on the given ltc device."""
     bits = tensor.is_conj() + 2 * tensor.is_neg()
-    return spec(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, device, bits)
+    return spec(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, device, bits)
 
 
 class Value:

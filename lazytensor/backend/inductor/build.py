@@ -100,8 +100,8 @@ def _store_kernels(source: str, folder: Path) -> None:
     """Keep the compiled kernels, and the wrapper without their sources."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    texts = []
-    names = []
+    texts: list[str] = []
+    names: list[str] = []
     for match in _KERNEL.finditer(source):
         name, types, text = match.groups()
         function = CppPythonBindingsCodeCache.load_pybinding(json.loads(types.replace("'", '"')), text)

@@ -54,8 +54,8 @@ def _names() -> dict[str, Any]:
         "inductor_ops": torch.ops.inductor,
         "device": torch.device,
         "empty_strided": torch.empty_strided,
-        "empty_strided_cpu": guards._empty_strided_cpu,
-        "reinterpret_tensor": guards._reinterpret_tensor,
+        "empty_strided_cpu": guards._empty_strided_cpu,  # type: ignore[attr-defined]
+        "reinterpret_tensor": guards._reinterpret_tensor,  # type: ignore[attr-defined]
         "assert_size_stride": guards.assert_size_stride,
         "assert_alignment": guards.assert_alignment,
         "alloc_from_pool": torch.ops.inductor._alloc_from_pool,

@@ -65,13 +65,13 @@ class Lowering:
         for node in graph.nodes:
             self._node(node)
         returned = self._outputs()
-        position = {n: i for i, n in enumerate(graph.numbers)}
+        place = {n: i for i, n in enumerate(graph.numbers)}
         module = GraphModule({}, self.fx)
         return Lowered(
             module,
-            [position[n] for n in floats],
-            [position[n] for n in ints],
-            sorted(position[n] for n in graph.numbers if n not in liftable),
+            [place[n] for n in floats],
+            [place[n] for n in ints],
+            sorted(place[n] for n in graph.numbers if n not in liftable),
             returned,
         )
 
