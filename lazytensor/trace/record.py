@@ -275,7 +275,8 @@ class Mutation:
         device = outs[0].device if outs else next(values_in(written)).spec.device
         asked = outs
         if outs:
-            # An out= tensor of another size is resized: to ask about an empty one spares PyTorch's warning, which is ours.
+            # An out= tensor of another size is resized: to ask about an empty one spares PyTorch's warning, which is
+            # ours.
             results = _listed(intern(self.functional, self._functional_arguments(args, outs)))
             asked = tuple([o if o.size == v.size else _empty(o) for o, v in zip(outs, results, strict=True)])
         wanted, general = shapes.infer_mutation(self, args, asked, device, shared, out_values)
