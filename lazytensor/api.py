@@ -16,6 +16,8 @@ from lazytensor.backend.registry import current as current_backend
 from lazytensor.codegen.custom import register_op
 from lazytensor.execute import cut as _cut
 from lazytensor.execute.stepfile import load_step, save_step
+from lazytensor.execute.strict import strict
+from lazytensor.execute.verify import verify
 from lazytensor.inspect import events as _events
 from lazytensor.inspect import metrics, testing
 from lazytensor.inspect import observers as _observers
@@ -113,11 +115,13 @@ __all__ = [
     "save_step",
     "seed",
     "set_backend",
+    "strict",
     "sync",
     "sync_tensors",
     "syncs",
     "testing",
     "to_cpu",
+    "verify",
     "wait",
     "wait_device_ops",
     "why",

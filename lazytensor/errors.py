@@ -64,6 +64,13 @@ class BackendFailed(LazyTensorError):
         )
 
 
+class ResultsDiffer(LazyTensorError):
+    """Raised in strict mode when a backend's results are not those of the reference interpreter."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"strict mode: {what}")
+
+
 class BackendNotLoaded(LazyTensorError):
     """Raised when a backend cannot be loaded or cannot get ready; the one that was in force stays in force."""
 

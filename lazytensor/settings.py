@@ -90,6 +90,9 @@ _ALL: dict[str, Setting[Any]] = {
         "text", "LTC_SAVE_TENSORS_FMT", "The format of that file: text, dot, python or backend."
     ),
     "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
+    "strict": Setting(
+        0, "LAZYTENSOR_STRICT", "Hold backends to their contract; one run in this many is compared with reference (0: off)."
+    ),
     "without_passes": Setting(
         "", "LAZYTENSOR_WITHOUT_PASSES", "Clean-up passes to leave out, separated by commas: copies, casts, views."
     ),

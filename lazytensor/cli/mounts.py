@@ -25,6 +25,7 @@ MOUNTS = (
     Mount("codegen", "lazytensor.codegen.command", "app", "Generate a backend's kernels, nodes and shape functions."),
     Mount("conformance", "lazytensor.conformance.command", "command", "Check a backend against PyTorch's own samples."),
     Mount("fuzz", "lazytensor.fuzz.command", "command", "Run random programs on ltc and on the CPU, and compare."),
+    Mount("bisect", "lazytensor.execute.bisect_command", "command", "Find the operation that a backend gets wrong."),
     Mount("cache", "lazytensor.execute.cache_command", "app", "Show and clear what is kept on disk."),
     Mount("report", "lazytensor.inspect.command", "command", "Turn a recorded run into a page to look at."),
 )

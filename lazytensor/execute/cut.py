@@ -33,13 +33,21 @@ class Computation:
     def __init__(self, backend: Backend, graph: Graph) -> None:
         before = time.perf_counter()
         self.graph = graph
-        self.compiled = backend.computation(graph)  # what the backend made of it
+        self.compiled = _compile(backend, graph)  # what the backend made of it
         self.run: Callable[..., list[Any]] = self.compiled.run
         self.data = [v.node.args[1] for v in graph.data]
         self.numbers = [n.index for n in graph.numbers]
         self.runs = 0
         self.compile_seconds = time.perf_counter() - before
         self.info: events.Known | None = None  # what the ledgers know of it
+
+
+def _compile(backend: Backend, graph: Graph) -> Any:
+    if settings.strict:
+        from lazytensor.execute import strict
+
+        return strict.computation(backend, graph)
+    return backend.computation(graph)
 
 
 class CutTiming:

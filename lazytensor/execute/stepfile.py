@@ -1,9 +1,10 @@
 """A step in a file: the graph, its inputs and the results it gave, to be run again anywhere without the model.
 
-The file is a ``safetensors`` file, so any program can read its tensors and reading it can run no code.  Tensor ``input.3`` is the memory
-of input 3 (one dimension, as long as its storage), ``output.0`` that of output 0.  The metadata has ``format`` (this format's
-number), ``graph`` (the text described in :mod:`lazytensor.backend.graphfile`), ``numbers`` (the lifted numbers, as ``[type, text]``),
-``lines`` (the user's line of each operation), ``torch`` and ``backend`` (what made the results).
+The file is a ``safetensors`` file, so any program can read its tensors and reading it can run no code.  Tensor
+``input.3`` is the memory of input 3 (one dimension, as long as its storage), ``output.0`` that of output 0.  The
+metadata has ``format`` (this format's number), ``graph`` (the text described in :mod:`lazytensor.backend.graphfile`),
+``numbers`` (the lifted numbers, as ``[type, text]``), ``lines`` (the user's line of each operation), ``torch`` and
+``backend`` (what made the results).
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ def save_step(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def write(target: Path, graph: Graph, inputs: list[Any], results: list[torch.Tensor]) -> None:
+    """Write any graph whose inputs are leaves, with its inputs and results, as a step."""
+    _write(_library(), target, graph, inputs, results)
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor, from its first element to its last, in one dimension."""
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
@@ -115,7 +121,8 @@ def _write(library: Any, target: Path, graph: Graph, inputs: list[Any], results:
 
 
 def load_step(path: str | os.PathLike[str]) -> Step:
-    """Read a step.  A file that is not one, or is damaged, raises :class:`lazytensor.errors.BadStepFile`, and nothing else happens."""
+    """Read a step.  A file that is not one, or is damaged, raises :class:`lazytensor.errors.BadStepFile`, and nothing
+    else happens."""
     library = _library()
     try:
         with library.safe_open(os.fspath(path), "pt") as file:
@@ -128,6 +135,8 @@ def load_step(path: str | os.PathLike[str]) -> Step:
                 raise ValueError("its numbers are not those of its graph")
             inputs = [_shaped(file.get_tensor(f"input.{i}"), v.spec) for i, v in enumerate(graph.data)]
             outputs = [_shaped(file.get_tensor(f"output.{i}"), v.spec) for i, v in enumerate(graph.outputs)]
+            for node, line in zip(graph.nodes, json.loads(about.get("lines", "[]")), strict=False):
+                node.line = str(line)
     except FileNotFoundError:
         raise
     except Exception as problem:
