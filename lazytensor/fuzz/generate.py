@@ -1,8 +1,8 @@
 """Writes a random program: lines of ordinary PyTorch over a few tensors, each tried on the CPU as it is written.
 
-A program is a list of lines of Python.  ``D`` is the device, ``E`` a second one, ``sync()`` cuts.  A line that raises stays in the program:
-the error is part of what must agree.  The CPU run that accompanies the writing tells the writer which shapes and dtypes there
-are, so that most lines make sense; it decides nothing else.
+A program is a list of lines of Python.  ``D`` is the device, ``E`` a second one, ``sync()`` cuts.  A line that raises
+stays in the program: the error is part of what must agree.  The CPU run that accompanies the writing tells the writer
+which shapes and dtypes there are, so that most lines make sense; it decides nothing else.
 """
 
 from __future__ import annotations
@@ -261,7 +261,8 @@ class Writer:
         )
 
     def _risky(self, target: str, other: str) -> bool:
-        """Whether eager's own result depends on the order in which it goes through memory, or on what it does not check."""
+        """Whether eager's own result depends on the order in which it goes through memory, or on what it does not
+        check."""
         one, two = self.get(target), self.get(other)
         shares = one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
         return (shares and target != other) or (two.requires_grad and not one.is_floating_point())
@@ -282,7 +283,7 @@ class Writer:
         if target is None or self.random.random() < 0.3:
             return f"{self.name()} = torch.nn.functional.dropout({self.pick()}, 0.5)" if self.tensors() else ""
         return self.random.choice(
-            [f"{target}.uniform_()", f"{target}.normal_(0, 2)", f"{target}.bernoulli_(0.5)", f"{self.name()} = torch.bernoulli({target}.sigmoid().detach())"]
+            [f"{target}.uniform_()", f"{target}.normal_(0, 2)", f"{target}.bernoulli_(0.5)", f"{self.name()} = torch.bernoulli({target}.sigmoid().detach().nan_to_num())"]
         )
 
     def _read(self) -> str:
