@@ -66,6 +66,8 @@ def classify(
     if form is SchemaKind.out:
         if any(is_list(a.type) for a in schema.arguments.out):
             return Kind("fallback", "its out= argument is a list")
+        if any(is_written(a) for a in in_order(schema)):
+            return Kind("fallback", "it writes other arguments beside out=")
         return Kind("out")
     first = in_order(schema)[0]
     alone = form is SchemaKind.inplace and not is_list(first.type) and one_written(schema)

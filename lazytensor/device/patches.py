@@ -37,6 +37,7 @@ def apply() -> None:
     refuse_dlpack()
     pin_on_the_host()
     record_what_was_compiled()
+    chunk_cross_entropy_as_the_cpu()
 
 
 def forget_shortcut_on_data_assignment() -> None:
@@ -409,3 +410,20 @@ def record_what_was_compiled() -> None:
         return original(self, model_, inputs_)
 
     wrapper.__call__ = call
+
+
+def chunk_cross_entropy_as_the_cpu() -> None:
+    """``F.linear_cross_entropy`` looks up by the name of the device in which dtype it adds up, and does not know ltc.
+
+    Symptom: in bfloat16 the chunked loss differed from CPU eager's.
+    """
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+    original = LinearCrossEntropyOptions._adjust
+
+    def adjust(self: Any, num_batches: Any, in_features: Any, num_classes: Any, dtype: Any, device: Any = None) -> Any:
+        if device is not None and device.type == DEVICE:
+            device = _torch.device("cpu")
+        return original(self, num_batches, in_features, num_classes, dtype, device)
+
+    LinearCrossEntropyOptions._adjust = adjust
