@@ -125,7 +125,8 @@ def main() -> None:
     print(f"torch {found['torch']}: {found['entries']} entries whose results are not random")
     for run in found["runs"]:
         print(
-            f"{run['run']:30} {run['system']:12} {run['passing']:4} entries pass, {run['equal']:5} of {run['samples']:5} samples, "
+            f"{run['run']:30} {run['system']:12} {run['passing']:4} entries pass, "
+            f"{run['equal']:5} of {run['samples']:5} samples, "
             f"{len(run['crashed'])} crashed, {len(run['fell_back'])} fell back"
         )
     if options.json:

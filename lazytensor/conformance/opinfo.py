@@ -298,7 +298,8 @@ def _judge(cpu: _Ran, found: _Ran, target: Target, op: Any) -> tuple[str, str]:
             return ERROR, f"no error, but on CPU {type(cpu.error).__name__}: {_text(cpu.error)}"
         if type(cpu.error) is not type(found.error) or _text(cpu.error) != _text(found.error, target.device):
             return ERROR, (
-                f"{type(found.error).__name__}: {_text(found.error)}; on CPU {type(cpu.error).__name__}: {_text(cpu.error)}"
+                f"{type(found.error).__name__}: {_text(found.error)}; "
+                f"on CPU {type(cpu.error).__name__}: {_text(cpu.error)}"
             )
         return EQUAL, ""
     rule = target.rule
@@ -330,23 +331,20 @@ def _text(error: BaseException | None, device: str = "") -> str:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """A scope with PyTorch's and Python's generators at a fixed place, which does not move them outside."""
-    python = random.getstate()
-    numpy: Any = None
-    try:
-        import numpy
-    except ImportError:
-        pass
+    """A scope with every generator that samples draw from at a fixed place, which does not move them outside."""
+    import numpy  # op_db itself needs it
+
+    python, arrays = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(SEED)
         random.seed(SEED)
-        if numpy is not None:
-            numpy.random.seed(SEED)
+        numpy.random.seed(SEED)
         try:
             yield
         finally:
             random.setstate(python)
+            numpy.random.set_state(arrays)
 
 
 __all__ = [

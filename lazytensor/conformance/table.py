@@ -113,11 +113,13 @@ table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-n
 th, td {{ padding: 2px 8px; border-bottom: 1px solid #8884; text-align: right; }}
 th[scope=row] {{ text-align: left; font-weight: 500; font-family: ui-monospace, monospace; }}
 thead th {{ position: sticky; top: 0; background: Canvas; }}
-.good {{ color: #1a7f37; }} .known {{ color: #9a6700; }} .bad {{ background: #cf222e33; color: #cf222e; font-weight: 600; }}
+.good {{ color: #1a7f37; }} .known {{ color: #9a6700; }}
+.bad {{ background: #cf222e33; color: #cf222e; font-weight: 600; }}
 input {{ font: inherit; width: 100%; padding: 6px 8px; box-sizing: border-box; margin: 1rem 0; }}
 </style>
 <h1>OpInfo on {target}</h1>
-<p>PyTorch's own samples, forward, backward, in place, with out= and with arguments that must raise, compared with CPU eager.
+<p>PyTorch's own samples, forward, backward, in place, with out= and with arguments that must raise,
+compared with CPU eager.
 Each cell: checks that agree / checks made; ↩ marks a fallback. Point at a cell for what differed. {versions}.</p>
 <ul>{lines}</ul>
 <input id="filter" type="search" placeholder="Filter by operator; ! shows the cells that differ" aria-label="Filter">

@@ -31,7 +31,7 @@ def define(schema: str, function: Callable[..., Any], meta: Callable[..., Any]) 
 
 
 def _draw(overload: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """An ATen random op as a function of its generator's state, and the same on meta tensors, where nothing is drawn."""
+    """An ATen random op as a function of its generator's state, and the same on meta tensors, which draws nothing."""
 
     def draw(state: torch.Tensor, *args: Any) -> Any:
         generator = torch.Generator()

@@ -1,8 +1,8 @@
 """Sparse tensors on ltc: their parts are ltc tensors, their ops fall back to the CPU.
 
-A sparse tensor is indices and values, which are strided, and a little bookkeeping, which PyTorch's C++ does the same way for every
-device.  So ops that only look at the structure are given to the CPU's kernel as they are; every other op runs on a CPU copy,
-counted as a fallback, and its results come back.
+A sparse tensor is indices and values, which are strided, and a little bookkeeping, which PyTorch's C++ does the same
+way for every device.  So ops that only look at the structure are given to the CPU's kernel as they are; every other op
+runs on a CPU copy, counted as a fallback, and its results come back.
 """
 
 from __future__ import annotations
@@ -21,19 +21,67 @@ KEYS = {"SparsePrivateUse1": "SparseCPU", "SparseCsrPrivateUse1": "SparseCsrCPU"
 
 # Ops that look at the parts of a sparse tensor, or put one together, and never into the parts.
 _STRUCTURE = frozenset(
-    """
-    _values _indices values indices _nnz is_coalesced _coalesced_ sparse_dim dense_dim _dimI _dimV crow_indices col_indices
-    ccol_indices row_indices _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors sparse_resize_
-    sparse_resize_and_clear_ copy_sparse_to_sparse_
-    """.split()
+    (
+        "_values",
+        "_indices",
+        "values",
+        "indices",
+        "_nnz",
+        "is_coalesced",
+        "_coalesced_",
+        "sparse_dim",
+        "dense_dim",
+        "_dimI",
+        "_dimV",
+        "crow_indices",
+        "col_indices",
+        "ccol_indices",
+        "row_indices",
+        "_sparse_coo_tensor_with_dims",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+        "sparse_resize_",
+        "sparse_resize_and_clear_",
+        "copy_sparse_to_sparse_",
+    )
 )
 
-# PyTorch has a composite kernel for these, which stands before a fallback of the dispatch key and cannot take sparse tensors.
-_COMPOSITE = """
-    nan_to_num permute _conj_physical is_coalesced deg2rad sum row_indices mv isinf sparse_dim unsqueeze crow_indices rad2deg
-    deg2rad_ indices ccol_indices copy_ mul.Scalar nan_to_num_ conj_physical_ dense_dim col_indices empty_like values clone
-    mul_.Scalar abs select.int abs_ rad2deg_ _to_copy _to_dense sum.dim_IntList
-    """.split()
+# PyTorch has a composite kernel for these, which stands before a fallback of the dispatch key and cannot take
+# sparse tensors.
+_COMPOSITE = (
+    "nan_to_num",
+    "permute",
+    "_conj_physical",
+    "is_coalesced",
+    "deg2rad",
+    "sum",
+    "row_indices",
+    "mv",
+    "isinf",
+    "sparse_dim",
+    "unsqueeze",
+    "crow_indices",
+    "rad2deg",
+    "deg2rad_",
+    "indices",
+    "ccol_indices",
+    "copy_",
+    "mul.Scalar",
+    "nan_to_num_",
+    "conj_physical_",
+    "dense_dim",
+    "col_indices",
+    "empty_like",
+    "values",
+    "clone",
+    "mul_.Scalar",
+    "abs",
+    "select.int",
+    "abs_",
+    "rad2deg_",
+    "_to_copy",
+    "_to_dense",
+    "sum.dim_IntList",
+)
 
 
 def register(library: Any) -> None:
