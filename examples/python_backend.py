@@ -1,4 +1,4 @@
-"""A whole backend in one method: the graph becomes the source of a Python function, which is compiled by Python itself."""
+"""A whole backend in one method: the graph becomes the source of a Python function, which Python compiles."""
 
 import torch
 
@@ -13,7 +13,7 @@ class PythonBackend(lt.Backend):
         for number, node in enumerate(graph.nodes):
             names |= {value: f"v{number}_{value.index}" for value in node.outputs if value is not None}
             scope[f"op{number}"] = node.op.overload
-            positional, keyword = graph.call(node, lambda leaf: Name(names[leaf]))
+            positional, keyword = graph.call(node, lambda leaf, names=names: Name(names[leaf]))
             scope |= {f"k{number}_{key}": value for key, value in keyword.items() if not isinstance(value, Name)}
             arguments = [f"c{number}_{i}" if opaque(a) else repr(a) for i, a in enumerate(positional)]
             scope |= {f"c{number}_{i}": a for i, a in enumerate(positional) if opaque(a)}

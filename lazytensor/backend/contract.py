@@ -45,6 +45,11 @@ class Failure:
         return f"{self.node.op.name} at {self.node.line}: {type(self.error).__name__}: {self.error}"
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory for something.  That is nobody's mistake: with more memory the same run succeeds."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
+
+
 def restrided(tensor: torch.Tensor, spec: Spec) -> torch.Tensor:
     """The same elements in memory laid out as declared."""
     made = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=tensor.device)
@@ -130,6 +135,7 @@ class Guard:
         return self.backend.execute(self.computation, inputs, self.computation.device)
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        """Run it; what it returns has been checked or mended."""
         try:
             with clean():
                 results = self.function(*inputs)

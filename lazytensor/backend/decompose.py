@@ -55,7 +55,7 @@ def decompose(node: Node, supports: Supports) -> tuple[list[Node], list[Value | 
         if not supports(part):
             raise CannotDecompose(f"{part.op.name} is not supported either")
     outputs = [
-        None if v is None else _declared(first.nodes, found, v.spec)
+        None if v is None or found is None else _declared(first.nodes, found, v.spec)
         for v, found in zip(node.outputs, results, strict=True)
     ]
     return first.nodes, outputs
@@ -78,7 +78,7 @@ class _Recording(TorchDispatchMode):
     """What a decomposition calls, as nodes."""
 
     def __init__(self, node: Node, supports: Supports, numbers: list[Number]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.node = node
         self.supports = supports
         self.nodes: list[Node] = []

@@ -34,16 +34,16 @@ def module(graph: Graph) -> torch.fx.GraphModule:
         call.meta["source"] = node.line
         call.stack_trace = _trace(node.line)
         parts: dict[tuple[int, ...], torch.fx.Node] = {(): call}
-        for value, path in zip(node.outputs, output_paths(node), strict=True):
-            if value is None:
+        for part_value, path in zip(node.outputs, output_paths(node), strict=True):
+            if part_value is None:
                 continue
             for depth in range(len(path)):
                 if path[: depth + 1] not in parts:
                     part = made.call_function(operator.getitem, (parts[path[:depth]], path[depth]))
                     part.meta["source"] = node.line
                     parts[path[: depth + 1]] = part
-            at[value] = parts[path]
-            at[value].meta["spec"] = value.spec
+            at[part_value] = parts[path]
+            at[part_value].meta["spec"] = part_value.spec
     results = []
     for position, value in enumerate(graph.outputs):
         result = at[value]

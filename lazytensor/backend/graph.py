@@ -143,7 +143,8 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"<Graph of {len(self.nodes)} operations, {len(self.data)}+{len(self.numbers)} inputs, {len(self.outputs)} outputs>"
+        inputs = f"{len(self.data)}+{len(self.numbers)} inputs"
+        return f"<Graph of {len(self.nodes)} operations, {inputs}, {len(self.outputs)} outputs>"
 
 
 def _input_order(value: Value) -> tuple[int, int, int]:

@@ -46,7 +46,7 @@ def define_op(schema: str, meaning: Callable[..., Any]) -> Op:
     if _defined.setdefault(name, schema) != schema:
         raise ValueError(f"the op {name} is already defined as {_defined[name]}")
     if not any(library.ns == namespace and rest in library.schemas for library in _libraries):
-        library = torch.library.Library(namespace, "FRAGMENT")  # noqa: TOR901
+        library = torch.library.Library(namespace, "FRAGMENT")
         library.define(rest)
         library.impl(rest.partition("(")[0], meaning, "CompositeExplicitAutograd")
         library.schemas = {rest}  # type: ignore[attr-defined]

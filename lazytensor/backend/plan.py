@@ -51,7 +51,7 @@ def _report(backend: Backend, decomposed: Counter[str], interpreted: Counter[str
 
 
 def simplified(graph: Graph, supports: Callable[[Node], bool]) -> tuple[Graph, Counter[str]]:
-    """The same graph with unsupported operations decomposed where that makes them supported, and how many of each were."""
+    """The same graph, unsupported operations decomposed where that makes them supported; how many of each were."""
     now: dict[Value, Value] = {}
     nodes: list[Node] = []
     count: Counter[str] = Counter()
@@ -180,6 +180,7 @@ class Plan:
         self.computations = [compiled for _, compiled in parts]
 
     def __call__(self, *given: Any) -> list[Any]:
+        """Run the segments one after another."""
         have: dict[Any, Any] = dict(zip(self.graph.inputs, given, strict=False))
         for run, inputs, outputs in self.steps:
             results = run(*[have[i] for i in inputs])

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lazytensor.backend.contract import Failure, misplaced, restrided
+from lazytensor.backend.contract import Failure, misplaced, out_of_memory, restrided
 from lazytensor.backend.graph import Graph, single
 from lazytensor.backend.interface import Backend
 from lazytensor.trace.ir import Node, Spec, Value
@@ -100,6 +100,7 @@ class Program:
         self.instructions.append([node, function, get, moving or None, target, tuple(self.slots[v] for v in dying)])
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        """Run every instruction; where an op failed, what depends on it is a Failure."""
         slots = self.initial.copy()
         slots[: len(inputs)] = inputs
         with clean():
@@ -108,7 +109,7 @@ class Program:
             else:
                 position = 0
                 try:
-                    for position, (_node, function, get, moving, target, dying) in enumerate(self.instructions):
+                    for position, (_node, function, get, moving, target, dying) in enumerate(self.instructions):  # noqa: B007  (it is used after a failure)
                         if moving is None:
                             result = function(*get(slots))
                         else:
@@ -163,7 +164,8 @@ class Program:
         tensor, spec = slots[slot], value.spec
         if tuple(tensor.shape) != spec.size or tensor.dtype is not spec.dtype:
             raise AssertionError(
-                f"{value.node.op.name} was declared {spec} and gave {tensor.dtype}{list(tensor.shape)}: its shape rule is wrong"
+                f"{value.node.op.name} was declared {spec} and gave {tensor.dtype}{list(tensor.shape)}: "
+                "its shape rule is wrong"
             )
         shares = tensor.untyped_storage().data_ptr() in inputs and spec.numel
         if shares or misplaced(tensor, spec):
@@ -203,6 +205,12 @@ class Program:
         return False
 
     def _fail(self, slots: list[Any], instruction: list[Any], error: Exception) -> None:
+        """Go on without this result.  Out of memory ends the run instead: what is pending can run when there is room."""
+        if out_of_memory(error):
+            if instruction[0] is not None:
+                error.add_note(f"lazytensor: in {instruction[0].op.name}, recorded at {instruction[0].line}")
+            error.add_note("lazytensor: nothing is lost: free memory and sync again, or delete the tensors that need it")
+            raise error
         self._put_failure(slots, instruction[4], Failure(error, instruction[0]))
 
     def _put_failure(self, slots: list[Any], target: Any, failure: Failure) -> None:

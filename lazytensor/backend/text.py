@@ -20,9 +20,9 @@ class Names:
         for number, lifted in enumerate(graph.numbers):
             self.of[lifted] = f"n{number}"
         for number, node in enumerate(graph.nodes):
-            for value in node.outputs:
-                if value is not None:
-                    self.of[value] = f"v{number}" + (f"_{value.index}" if len(node.outputs) > 1 else "")
+            for made in node.outputs:
+                if made is not None:
+                    self.of[made] = f"v{number}" + (f"_{made.index}" if len(node.outputs) > 1 else "")
 
 
 class Raw:

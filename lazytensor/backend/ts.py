@@ -55,7 +55,8 @@ class Function:
         self.function = context.finish(copies)
         self.first = True
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run it."""
         if self.first:
             with _profiling:
                 before = torch._C._jit_set_profiling_mode(False)
@@ -79,7 +80,8 @@ class Interpreted:
         self.names = sorted({n.op.name for n in nodes})
         self.graph = f"# run by the reference interpreter: {', '.join(self.names)}\n"
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run them."""
         results = self.program(*inputs)
         for result in results:
             if not isinstance(result, torch.Tensor):
@@ -99,6 +101,7 @@ class TSProgram:
         self.steps: list[tuple[Any, list[int], list[int], list[int]]] = []
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        """Run it: by the interpreter at first, then by its functions."""
         if self.first is not None:
             return self._first(self.first, inputs)
         if not self.steps:
@@ -224,8 +227,8 @@ class TorchScriptBackend(Backend):
             raise ValueError(f"the backend 'ts' runs on cpu or cuda, not on {kind!r}")
         if kind == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(
-                "the backend 'ts' was asked for CUDA (option device='cuda', setting ts_cuda or LTC_TS_CUDA), and this PyTorch "
-                f"({torch.__version__}) finds no CUDA device"
+                "the backend 'ts' was asked for CUDA (option device='cuda', setting ts_cuda or LTC_TS_CUDA), "
+                f"and PyTorch {torch.__version__} finds no CUDA device"
             )
         self._device_type = kind
         self.own_memory = kind != "cpu"

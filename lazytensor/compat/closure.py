@@ -18,6 +18,7 @@ class ClosureHandler:
         closure()
 
     def __call__(self, closures: list[Callable[[], Any]]) -> None:
+        """Run these closures."""
         for closure in closures:
             self.run(closure)
 

@@ -72,8 +72,8 @@ def run_cached_graph(hash_str: bytes, graph_inputs: Sequence[Any]) -> list[torch
     key = (hash_str, backend.name)
     if key not in _graphs:
         raise RuntimeError(
-            f"Failed to find the graph {hash_str.hex()}. Maybe the entry get kicked out of the LRU cache, or it was hashed under "
-            "another backend."
+            f"Failed to find the graph {hash_str.hex()}. Maybe the entry get kicked out of the LRU cache, "
+            "or it was hashed under another backend."
         )
     graph = _graphs[key] = _graphs.pop(key)
     if key not in _compiled:

@@ -1,9 +1,10 @@
 """The device name ``lazy``: where PyTorch takes a device as an argument, it can be made to mean ``ltc``.
 
-``lazy`` is a device type of PyTorch itself, which belongs to its C++ Lazy Tensor Core.  So that a script written for that runs
-unchanged, :func:`install` wraps the functions that take a device: the factories, ``Tensor.to``, ``Tensor.new_*`` and ``torch.load``; through
-them ``nn.Module.to``.  A wrapper looks at its device argument and is otherwise PyTorch's own function.  It cannot reach
-``torch.device("lazy")`` itself: ``t.device`` says ``ltc``, and ``with torch.device("lazy"):`` and ``torch.set_default_device`` do not work.
+``lazy`` is a device type of PyTorch itself, which belongs to its C++ Lazy Tensor Core.  So that a script written for
+that runs unchanged, :func:`install` wraps the functions that take a device: the factories, ``Tensor.to``,
+``Tensor.new_*`` and ``torch.load``; through them ``nn.Module.to``.  A wrapper looks at its device argument and is
+otherwise PyTorch's own function.  It cannot reach ``torch.device("lazy")`` itself: ``t.device`` says ``ltc``, and
+``with torch.device("lazy"):`` and ``torch.set_default_device("lazy")`` do not work.
 """
 
 from __future__ import annotations
@@ -17,8 +18,29 @@ from torch.utils._device import _device_constructors
 
 _originals: list[tuple[Any, str, Any]] = []
 _FACTORIES = (
-    *("arange", "bartlett_window", "blackman_window", "empty", "empty_strided", "eye", "full", "hann_window", "hamming_window"),
-    *("kaiser_window", "linspace", "logspace", "ones", "scalar_tensor", "rand", "randint", "randn", "randperm", "zeros"),
+    *(
+        "arange",
+        "bartlett_window",
+        "blackman_window",
+        "empty",
+        "empty_strided",
+        "eye",
+        "full",
+        "hann_window",
+        "hamming_window",
+    ),
+    *(
+        "kaiser_window",
+        "linspace",
+        "logspace",
+        "ones",
+        "scalar_tensor",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "zeros",
+    ),
     *("tril_indices", "triu_indices", "tensor", "as_tensor", "zeros_like", "ones_like", "empty_like", "full_like"),
     *("rand_like", "randn_like", "randint_like"),
 )
@@ -45,7 +67,7 @@ def install() -> None:
     """Let ``lazy`` mean ``ltc`` from now on.  Doing so twice is doing so once."""
     if _originals:
         return
-    # `with torch.device(...)` knows factories by identity, in a set that PyTorch fills when first asked: it must not hold wrappers.
+    # `with torch.device(...)` knows factories by identity, in a set that PyTorch fills when first asked: no wrappers.
     _device_constructors()
     for holder, names in ((torch, _FACTORIES), (torch.Tensor, _METHODS)):
         for name in names:
@@ -63,7 +85,11 @@ def uninstall() -> None:
 def _wrap(holder: Any, name: str, rule: Callable[..., Any]) -> None:
     original = getattr(holder, name)
     _originals.append((holder, name, original))
-    setattr(holder, name, functools.wraps(original)(functools.partial(rule, original)) if holder is torch else _method(original))
+    setattr(
+        holder,
+        name,
+        functools.wraps(original)(functools.partial(rule, original)) if holder is torch else _method(original),
+    )
 
 
 def _by_device(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

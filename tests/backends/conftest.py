@@ -25,3 +25,5 @@ def reference_backend() -> Iterator[None]:
     lt.sync()
     registry._registered.clear()
     registry._registered.update(known)
+    for key in [k for k in registry._instances if k[0] not in known and k[0] not in registry._BUILT_IN]:
+        del registry._instances[key]

@@ -56,10 +56,11 @@ def reused_buffer(graph: lt.Graph, inputs: tuple[Any, ...], results: Results) ->
     """Writes a result into the memory of an input that nobody donated."""
     for i, result in enumerate(results):
         for place, given in enumerate(inputs):
-            if isinstance(given, torch.Tensor) and place not in graph.donatable and given.shape == result.shape:
-                if given.dtype is result.dtype and given.numel():
-                    results[i] = given.copy_(result)
-                    return results
+            if not isinstance(given, torch.Tensor) or place in graph.donatable or given.dtype is not result.dtype:
+                continue
+            if given.shape == result.shape and given.numel():
+                results[i] = given.copy_(result)
+                return results
     return results
 
 

@@ -27,15 +27,19 @@ def plain(*size: int, dtype: torch.dtype = torch.float32) -> Spec:
 
 
 # Every virtual method of torch::lazy::BackendImplInterface and of the classes that belong to it.
-CPP_NAMES = """
+CPP_NAMES = re.findall(
+    r"\w+",
+    """
     InitializeAtenBindings PrepareToExit SetRngSeed GetDefaultDeviceType SetDefaultDeviceType GetDefaultDeviceOrdinal
     SetDefaultDeviceOrdinal EagerFallbackDeviceType GetBackendDevices GetBackendDevice GetCompilationDevices
     MakeComputationDataFromTensor MakeComputationDataFromScalar CreateDataPlaceholder MakeTensorFromComputationData
     GetComputationDataFromNode GetIrBuilder CreateLoweringContext Compile ExecuteComputation GetMetrics GetMemoryInfo
-    CreateMetricReport GetComputationBackendText GetHandle Assign HasValue parameter_names parameter_shapes result_shape to_string
-    MakeDeviceData MakeScalar MakeExpand MakeCast MakeTensorList MakeGeneric MakeSizeNode MakeSizeAdd MakeSizeMul MakeSizeDiv
+    CreateMetricReport GetComputationBackendText GetHandle Assign HasValue parameter_names parameter_shapes
+    result_shape to_string MakeDeviceData MakeScalar MakeExpand MakeCast MakeTensorList MakeGeneric MakeSizeNode
+    MakeSizeAdd MakeSizeMul MakeSizeDiv
     AddResult AddParameter SetUpAlias CheckResultShape GetEmittedNodeCount Build GetParametersData
-""".split()
+""",
+)
 
 
 def test_every_cpp_method_has_its_pythonic_counterpart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +19,8 @@ from lazytensor.trace.ir import spec
 
 
 @pytest.fixture(autouse=True)
-def ts_backend(reference_backend: None) -> Iterator[None]:
+def ts_backend(reference_backend: None) -> None:
     lt.set_backend("ts")
-    yield
 
 
 def built(function: Callable[..., Any], *arguments: torch.Tensor) -> tuple[Any, TSProgram]:

@@ -26,7 +26,9 @@ NAMES = {
     "config": "get_force_fallback set_force_fallback set_reuse_ir",
     "ir_cache": "dump reset",
     "computation": "get_tensors_ts_device_data_node get_graph_hash run_cached_graph",
-    "extract_compiled_graph": "extract_compiled_graph GraphInputMatcher ReturnValueHandler force_lazy_device get_fallback_ops",
+    "extract_compiled_graph": (
+        "extract_compiled_graph GraphInputMatcher ReturnValueHandler force_lazy_device get_fallback_ops"
+    ),
     "tensor_factory_functions": "tensor_factory_functions",
     "ts_backend": "init",
 }

@@ -20,7 +20,7 @@ import lazytensor.compat as lazy
 from lazytensor.compat.extract_compiled_graph import extract_compiled_graph
 from lazytensor.inspect.dump import save_graphs
 
-# --- bindings, debugging --------------------------------------------------------------------------------------------------
+# --- bindings, debugging ----------------------------------------
 
 
 def test_before_any_use_no_counter_has_counted() -> None:
@@ -47,7 +47,7 @@ def test_the_graph_file_has_the_stack_of_the_sync(tmp_path: Path) -> None:
     assert order == sorted(order)
 
 
-# --- extracting a compiled graph -------------------------------------------------------------------------------------------
+# --- extracting a compiled graph ----------------------------------------
 
 
 class Sub(nn.Module):
@@ -91,7 +91,15 @@ class WithParameters(nn.Module):
         return self.linear(a) + torch.ones(2)
 
 
-CASES = [(Sub, 2), (ConstScale, 1), (Addcmul, 3), (ReturnMulti, 2), (ReturnDuplicate, 2), (InplaceUpdate, 2), (WithParameters, 1)]
+CASES = [
+    (Sub, 2),
+    (ConstScale, 1),
+    (Addcmul, 3),
+    (ReturnMulti, 2),
+    (ReturnDuplicate, 2),
+    (InplaceUpdate, 2),
+    (WithParameters, 1),
+]
 
 
 @pytest.mark.parametrize(("kind", "count"), CASES, ids=[k.__name__ for k, _ in CASES])
@@ -112,17 +120,19 @@ def test_an_extracted_graph_equals_the_model_on_other_inputs(kind: type[nn.Modul
 
 
 def test_the_same_tensor_returned_twice_is_the_same_tensor() -> None:
-    got = extract_compiled_graph(fx.symbolic_trace(ReturnDuplicate()), [torch.ones(2), torch.ones(2)])(torch.ones(2), torch.ones(2))
+    got = extract_compiled_graph(fx.symbolic_trace(ReturnDuplicate()), [torch.ones(2), torch.ones(2)])(
+        torch.ones(2), torch.ones(2)
+    )
     assert got[1] is got[3]
 
 
 def test_a_model_that_falls_back_cannot_be_extracted() -> None:
     lazy.config.set_force_fallback("aten::sub")
-    with pytest.raises(RuntimeError, match="fallback.*aten::sub"):
+    with pytest.raises(RuntimeError, match=r"fallback.*aten::sub"):
         extract_compiled_graph(fx.symbolic_trace(Sub()), [torch.ones(2), torch.ones(2)])
 
 
-# --- functionalization ---------------------------------------------------------------------------------------------------------
+# --- functionalization ----------------------------------------
 
 
 def test_a_model_made_on_the_device_and_used_through_a_transpose() -> None:
@@ -160,7 +170,7 @@ def test_assigning_data_shows_in_the_graph() -> None:
     assert t.dtype is torch.bfloat16
 
 
-# --- generators ------------------------------------------------------------------------------------------------------------------
+# --- generators ----------------------------------------
 
 
 def drawn(device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,7 +201,7 @@ def test_another_seed_does_not_compile_again() -> None:
     assert lt.cache_info()["misses"] <= before + 1
 
 
-# --- meta kernels ------------------------------------------------------------------------------------------------------------------
+# --- meta kernels ----------------------------------------
 
 
 def test_mixed_dtypes_in_a_linear_layer_raise_when_it_is_called() -> None:
@@ -212,7 +222,7 @@ def test_cpu_and_lazy_tensors_do_not_mix() -> None:
         torch.randn(3) + torch.randn(3).to("lazy")
 
 
-# --- reuse of nodes -----------------------------------------------------------------------------------------------------------------
+# --- reuse of nodes ----------------------------------------
 
 
 def equal_with_reuse(step: Callable[[int, torch.Tensor], torch.Tensor], counter: str, at_least: int) -> None:
@@ -254,7 +264,7 @@ def test_reuse_batch_norm(training: bool) -> None:
     equal_with_reuse(step, f"IrNodeReused_torch::lazy::{name}", 7)
 
 
-# --- step closures -----------------------------------------------------------------------------------------------------------------
+# --- step closures ----------------------------------------
 
 
 def test_a_closure_has_run_when_mark_step_returns() -> None:
@@ -310,7 +320,7 @@ def test_an_exception_in_an_asynchronous_closure_comes_with_the_next_one() -> No
     assert ran == []
 
 
-# --- the lazy tensor --------------------------------------------------------------------------------------------------------------------
+# --- the lazy tensor ----------------------------------------
 
 
 def test_gradients_of_a_convolution() -> None:
@@ -394,7 +404,9 @@ def test_ops_reach_the_lazy_device_and_agree_with_and_without_reuse(op: str) -> 
         lazy.config.set_reuse_ir(reuse)
         got = OPS[op](x.to("lazy"))
         lazy.mark_step()
-        for a, b in zip(want if isinstance(want, tuple) else [want], got if isinstance(got, tuple | list) else [got], strict=True):
+        for a, b in zip(
+            want if isinstance(want, tuple) else [want], got if isinstance(got, tuple | list) else [got], strict=True
+        ):
             assert torch.equal(a, b.cpu())
     assert [n for n in lazy.metrics.counter_names() if n.startswith("lazy::")]
     assert [n for n in lazy.metrics.counter_names() if n.startswith("aten::")] == []

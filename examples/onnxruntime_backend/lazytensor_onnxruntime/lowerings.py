@@ -119,7 +119,7 @@ def is_one(argument):
     return not isinstance(argument, Number) and plain(argument) == 1
 
 
-# --- element by element -----------------------------------------------------------------------------------------------
+# --- element by element ----------------------------------------
 
 
 def unary(kind):
@@ -280,7 +280,7 @@ def copy(model, target, source, non_blocking):
     return model.emit("Expand", source, model.ints(model.spec.size))
 
 
-# --- making -----------------------------------------------------------------------------------------------------------
+# --- making ----------------------------------------
 
 
 def filled(model, value):
@@ -308,7 +308,7 @@ def scalar_tensor(model, value, *rest):
     return filled(model, value)
 
 
-# --- other shapes of the same elements --------------------------------------------------------------------------------
+# --- other shapes of the same elements ----------------------------------------
 
 
 @lowers("view", "_unsafe_view", "reshape", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "_reshape_alias")
@@ -369,7 +369,7 @@ def embedding(model, table, index, *rest):
     return model.emit("Gather", model.value(table), model.value(index), axis=0)
 
 
-# --- reductions -------------------------------------------------------------------------------------------------------
+# --- reductions ----------------------------------------
 
 
 def reduction(kind):
@@ -418,7 +418,7 @@ def log_softmax_backward(model, gradient, output, dim, dtype):
     return model.emit("Sub", gradient, model.emit("Mul", model.emit("Exp", output), inner))
 
 
-# --- linear algebra ---------------------------------------------------------------------------------------------------
+# --- linear algebra ----------------------------------------
 
 
 @lowers("mm", "bmm")
@@ -440,7 +440,7 @@ def addmm(model, bias, a, b, beta, alpha):
     return model.emit("Add", product, bias)
 
 
-# --- convolution and batch norm ---------------------------------------------------------------------------------------
+# --- convolution and batch norm ----------------------------------------
 
 
 def simple_convolution(x, weight, transposed, groups):
@@ -536,7 +536,7 @@ def batch_norm_backward(
     return tuple(name if asked else "" for name, asked in zip(results, wanted, strict=True))
 
 
-# --- classification loss ----------------------------------------------------------------------------------------------
+# --- classification loss ----------------------------------------
 
 
 def counted(model, target, ignored):
