@@ -419,7 +419,7 @@ def chunk_cross_entropy_as_the_cpu() -> None:
     """
     from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
 
-    original = LinearCrossEntropyOptions._adjust
+    original: Any = LinearCrossEntropyOptions._adjust
 
     def adjust(self: Any, num_batches: Any, in_features: Any, num_classes: Any, dtype: Any, device: Any = None) -> Any:
         if device is not None and device.type == DEVICE:
