@@ -14,11 +14,13 @@ import queue
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import torch
 
@@ -97,16 +99,23 @@ class _Worker:
 
     def __init__(self, command: list[str], patience: float) -> None:
         self.patience = patience
+        self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the worker)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.said,
             env=environment,
         )
         self._rest = b""
-        self.line(5 * patience)
+        try:
+            self.line(5 * patience)
+        except (EOFError, TimeoutError):
+            self.stop()
+            self.said.seek(0)
+            told = self.said.read().decode(errors="replace").strip()
+            raise RuntimeError(f"a conformance worker does not start: {told[-2000:]}") from None
 
     def send(self, chunk: Chunk) -> None:
         assert self.process.stdin is not None
@@ -130,6 +139,10 @@ class _Worker:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
 
 
 def worker_command(backend: str) -> list[str]:

@@ -33,7 +33,7 @@ def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-# --- copies ---------------------------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------------
 
 _TO_COPY = op("aten::_to_copy")
 _COPY_ = Mutation("aten::copy_", "aten::copy", (0,))
@@ -115,7 +115,7 @@ def _same_memory(one: torch.Tensor, two: torch.Tensor) -> bool:
 @kernel("_copy_from")
 def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """PyTorch's own way of asking a device for a copy."""
-    return copy_(dst, self)
+    return copy_(dst, self)  # type: ignore[no-any-return]
 
 
 @kernel("_copy_from_and_resize")
@@ -125,10 +125,10 @@ def copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
         geometry.resize(dst, tuple(self.shape))
     else:
         dst.resize_(self.shape)
-    return copy_(dst, self)
+    return copy_(dst, self)  # type: ignore[no-any-return]
 
 
-# --- reads -----------------------------------------------------------------------------------------------------------------
+# --- reads ------------------------------------------------------------------------------------------------------------
 
 
 @kernel("_local_scalar_dense")
@@ -146,7 +146,7 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(fallback.data_of(self, "equal"), fallback.data_of(other, "equal"))
 
 
-# --- geometry ---------------------------------------------------------------------------------------------------------------
+# --- geometry ---------------------------------------------------------------------------------------------------------
 
 
 @kernel("as_strided")
@@ -158,7 +158,8 @@ def as_strided(self: torch.Tensor, size: Any, stride: Any, storage_offset: int |
 @kernel("as_strided_")
 def as_strided_(self: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> torch.Tensor:
     """Another geometry over the same storage, in place."""
-    return geometry.regard(self, size, stride, self.storage_offset() if storage_offset is None else storage_offset)
+    offset = int(self.storage_offset()) if storage_offset is None else storage_offset
+    return geometry.regard(self, size, stride, offset)
 
 
 def _inplace_view(name: str) -> None:
@@ -170,7 +171,8 @@ def _inplace_view(name: str) -> None:
         with shapes.clean():
             stand = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype)
             inplace_op.overload(stand, *args)
-        return geometry.regard(self, stand.shape, stand.stride(), self.storage_offset() + stand.storage_offset())
+        offset = int(self.storage_offset()) + int(stand.storage_offset())
+        return geometry.regard(self, stand.shape, stand.stride(), offset)
 
 
 for _name in ("squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_", "transpose_", "t_"):
@@ -195,7 +197,7 @@ def resize_output_(self: torch.Tensor, size: Any, device: torch.device) -> torch
 @kernel("resize_as_")
 def resize_as_(self: torch.Tensor, the_template: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
     """The size of another tensor."""
-    return resize_(self, the_template.shape, memory_format=memory_format)
+    return resize_(self, the_template.shape, memory_format=memory_format)  # type: ignore[no-any-return]
 
 
 @kernel("set_.source_Storage_storage_offset")
@@ -216,7 +218,7 @@ def set_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
 def set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """Look at what another tensor looks at."""
     return geometry.adopt_storage(
-        self, source.untyped_storage(), source.storage_offset(), tuple(source.shape), source.stride()
+        self, source.untyped_storage(), int(source.storage_offset()), tuple(source.shape), source.stride()
     )
 
 
@@ -232,7 +234,7 @@ def set_tensor_offset(
 def set_empty(self: torch.Tensor) -> torch.Tensor:
     """Look at nothing."""
     empty = torch.empty(0, dtype=self.dtype, device=self.device)
-    return set_tensor(self, empty)
+    return set_tensor(self, empty)  # type: ignore[no-any-return]
 
 
 @kernel("is_set_to")
@@ -258,7 +260,7 @@ def record_stream(self: torch.Tensor, s: Any) -> None:
     """There are no streams to record."""
 
 
-# --- composite ops for which the CPU has a kernel of its own -----------------------------------------------------------------
+# --- composite ops for which the CPU has a kernel of its own ----------------------------------------------------------
 
 
 def _as_on_cpu(name: str) -> None:
@@ -283,7 +285,7 @@ for _name in ("silu_backward", "mish_backward", "native_channel_shuffle"):
     _as_on_cpu(_name)
 
 
-# --- ops that only check ----------------------------------------------------------------------------------------------------
+# --- ops that only check ----------------------------------------------------------------------------------------------
 
 
 def _check(name: str, *args: Any) -> None:
@@ -312,7 +314,9 @@ def assert_async_msg(self: torch.Tensor, assert_msg: str) -> None:
 
 
 @kernel("_efficientzerotensor")
-def efficientzerotensor(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+def efficientzerotensor(
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any
+) -> torch.Tensor:
     """PyTorch's zeros without memory, which autograd makes: here memory comes at the cut, if at all.
 
     Symptom: ``sgn``'s backward gave a tensor whose storage raised "Attempted to access the data pointer".
@@ -320,7 +324,7 @@ def efficientzerotensor(size: Any, *, dtype: Any = None, layout: Any = None, dev
     return torch.zeros(size, dtype=dtype, device=this_device(device))
 
 
-# --- batch norm writes its statistics without saying so -----------------------------------------------------------------------
+# --- batch norm writes its statistics without saying so ---------------------------------------------------------------
 
 _BATCH_NORM_OUT = op("aten::native_batch_norm.out")
 

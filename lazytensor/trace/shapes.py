@@ -1,9 +1,9 @@
 """Shape inference, on a miss only: PyTorch's meta kernels answer, and the CPU is asked for the exact error.
 
 PyTorch's meta kernels know the size, stride and dtype of nearly every op's results.  Where they refuse, there are two
-possibilities: the call is wrong, or the op has no shape rule.  The CPU kernel tells which, on zeros of the same geometry: if it
-raises, that is the error eager would have raised; if not, and the shape of the results cannot depend on data, the geometry of
-what it gave is the answer.  An op that is left over cannot be recorded and falls back.
+possibilities: the call is wrong, or the op has no shape rule.  The CPU kernel tells which, on zeros of the same
+geometry: if it raises, that is the error eager would have raised; if not, and the shape of the results cannot depend on
+data, the geometry of what it gave is the answer.  An op that is left over cannot be recorded and falls back.
 
 For a few ops the meta kernel answers, but not what the CPU kernel gives: for these the CPU is asked in the first place.
 """
@@ -72,7 +72,7 @@ class _Stand:
         """A tensor that looks like this, with a storage large enough for its offset."""
         if self.device == "meta":
             if spec.offset == 0 and not spec.bits:
-                return _empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
+                return _empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")  # type: ignore[no-any-return]
             base = _empty_strided((_extent(spec),), (1,), dtype=spec.dtype, device="meta")
         else:
             base = torch.ops.aten.full.default([_extent(spec)], self.fill, dtype=spec.dtype, device="cpu")
@@ -99,11 +99,11 @@ class _Clean:
     """A scope in which PyTorch's modes, autocast and autograd of the user's code do not reach our own calls."""
 
     def __enter__(self) -> None:
-        self.guards = [
-            torch._C._AutoDispatchBelowAutograd(),
+        self.guards: list[Any] = [
+            torch._C._AutoDispatchBelowAutograd(),  # type: ignore[attr-defined]
             torch._C._DisableAutocast(),
             torch._C.DisableTorchFunction(),
-        ]  # type: ignore[attr-defined]
+        ]
         if torch._C._len_torch_dispatch_stack():
             from torch.utils._python_dispatch import _disable_current_modes
 
@@ -135,26 +135,27 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
     return result if op.view else _in_own_memory(_wanted(op, args, result))
 
 
-CHEAP = 1 << 14  # elements, in and out, up to which the CPU kernel itself is asked: it is then quicker than most meta kernels
+CHEAP = 1 << 14  # elements, in and out, up to which the CPU kernel is asked: it is then quicker than most meta kernels
 
 
 def _as_the_cpu(op: Op, args: tuple[Any, ...], result: Any, operands: list[Any]) -> Any:
-    """What a meta kernel said, set right where the CPU kernel says otherwise: other strides, or an error it lets pass."""
+    """What a meta kernel said, set right where the CPU kernel says otherwise: other strides, an error it lets pass."""
     tags = op.overload.tags
     if op.name not in CPU_DECIDES:
         if _DATA_DEPENDENT & set(tags) or not op.name.startswith("aten::"):
             return result
         values = list(values_in(args))
-        limit = CHEAP if len({v.dtype for v in values}) < 2 else CHEAP << 6  # most errors they let pass are about mixed dtypes
+        mixed = len({v.dtype for v in values}) > 1  # which most errors that they let pass are about
+        limit = CHEAP << 6 if mixed else CHEAP
         if sum(v.spec.numel for v in values) + _elements(result) > limit:
-            # clone is tagged pointwise too, but its memory_format decides: a large x.mT.clone(contiguous) kept x's strides.
+            # clone is tagged pointwise too, but its memory_format decides: x.mT.clone(contiguous) kept x's strides.
             decided = "memory_format" in op.keywords
             return _elementwise(result, operands) if torch.Tag.pointwise in tags and not decided else result
     try:
         found = on_zeros(op, args)
     except Exception as error:
-        # Zeros may be bad data.  What is wrong with ones as well is wrong with any; but a matrix of either is singular, and
-        # integers may be lengths that have to add up (segment_reduce), unless the error is about their type.
+        # Zeros may be bad data.  What is wrong with ones as well is wrong with any; but a matrix of either is singular,
+        # and integers may be lengths that have to add up (segment_reduce), unless the error is about their type.
         # Where each element stands for itself nothing has to add up.
         whole = torch.Tag.pointwise not in op.overload.tags and any(v.dtype in _WHOLE for v in values_in(args))
         suspect = whole and "type" not in str(error) and not isinstance(error, NotImplementedError)
@@ -211,7 +212,7 @@ def _wanted(op: Op, args: tuple[Any, ...], result: Any) -> Any:
 CPU_DECIDES = frozenset(
     (
         "aten::_native_multi_head_attention",  # no weights are returned unless they were asked for
-        "aten::native_layer_norm",  # the CPU's statistics have the weights' dtype, the meta kernel's the widest or the input's
+        "aten::native_layer_norm",  # the CPU's statistics have the weights' dtype, the meta kernel's the widest
         "aten::native_group_norm",
         "aten::native_batch_norm",  # in evaluation the CPU returns empty statistics, the meta kernel full ones
         "aten::_native_batch_norm_legit_functional",
@@ -230,7 +231,7 @@ CPU_DECIDES = frozenset(
 
 
 def _without_meta(op: Op, args: tuple[Any, ...], refusal: Exception) -> Any:
-    """The outputs of an op whose meta kernel refused, as the CPU gives them for zeros.  Raises eager's error, or CannotInfer."""
+    """What the CPU gives for zeros, where the meta kernel refused.  Raises eager's error, or CannotInfer."""
     missing = isinstance(refusal, NotImplementedError)
     reason = CannotInfer(str(refusal).split("\n", 1)[0] or type(refusal).__name__)
     try:
@@ -255,7 +256,7 @@ def on_zeros(op: Op, args: tuple[Any, ...], fill: int = 0) -> Any:
 
 
 def _in_own_memory(result: Any) -> Any:
-    """The geometry of results that are not views: at the start of a storage of their own, without conjugate or negative bit."""
+    """The geometry of results that are not views: each starts a storage of its own, and no bit is set on it."""
     if isinstance(result, tuple | list):
         return type(result)(map(_in_own_memory, result))
     if not isinstance(result, torch.Tensor):
@@ -277,8 +278,8 @@ def infer_mutation(
 ) -> tuple[list[Any], bool]:
     """The geometry of each written argument after the op, and whether that holds whoever shares memory with whom.
 
-    Its own geometry, unless an out= argument had to be resized.  Two storages may have the same value, so the values tell only
-    whether written memory *could* be that of another argument; ``shared`` tells whether it is.
+    Its own geometry, unless an out= argument had to be resized.  Two storages may have the same value, so the values
+    tell only whether written memory *could* be that of another argument; ``shared`` tells whether it is.
     """
     written = [args[i] for i in mutation.positions]
     twice, aliased = _suspicions(args, written, out_values)
@@ -324,15 +325,15 @@ def _ask_about_mutation(mutation: Mutation, args: tuple[Any, ...], outs: tuple[S
 
     Symptom: ``float_tensor += complex_tensor`` was recorded, and lost the imaginary part.
     """
-    said = []
+    said: list[Exception] = []
     for fill in (0, 1):
         stand = _Apart("cpu", fill)
         error = _try(mutation, args, stand, [stand.tensor(s) for s in outs])
         if error is None:
             return
-        said.append(str(error))
-    if said[0] == said[1]:
-        raise error
+        said.append(error)
+    if str(said[0]) == str(said[1]):
+        raise said[1]
 
 
 # Like the one that record keeps for functional ops: what was inferred, by what the arguments look like.
@@ -340,7 +341,7 @@ inferred_mutations: dict[tuple[Any, ...] | None, list[Any]] = {}
 
 
 def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the geometry of results can depend on: of a value what it looks like, of a number its type, and all the rest."""
+    """What the geometry of results can depend on: what a value looks like, the type of a number, and all the rest."""
     return tuple([_look(a) for a in args])
 
 
@@ -428,7 +429,7 @@ def root(value: Value) -> Value:
 
 
 def settle(op: Op, args: tuple[Any, ...], specs: list[Spec | None]) -> tuple[Any, ...]:
-    """The arguments a node keeps: a factory's dtype is written out, since PyTorch's default may change before the node runs."""
+    """The arguments a node keeps: a factory's dtype is written out, since PyTorch's default may change until it runs."""
     keywords = op.keywords
     if "device" not in keywords or "dtype" not in keywords:
         return args
