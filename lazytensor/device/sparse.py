@@ -45,42 +45,20 @@ _STRUCTURE = frozenset(
     )
 )
 
-# PyTorch has a composite kernel for these, which stands before a fallback of the dispatch key and cannot take
-# sparse tensors.
+# PyTorch has a composite kernel for these, which stands before a fallback of the dispatch key and cannot take sparse
+# tensors.
 _COMPOSITE = (
-    "nan_to_num",
-    "permute",
-    "_conj_physical",
-    "is_coalesced",
-    "deg2rad",
-    "sum",
-    "row_indices",
-    "mv",
-    "isinf",
-    "sparse_dim",
-    "unsqueeze",
-    "crow_indices",
-    "rad2deg",
-    "deg2rad_",
-    "indices",
-    "ccol_indices",
-    "copy_",
-    "mul.Scalar",
-    "nan_to_num_",
-    "conj_physical_",
-    "dense_dim",
-    "col_indices",
-    "empty_like",
-    "values",
-    "clone",
-    "mul_.Scalar",
-    "abs",
-    "select.int",
-    "abs_",
-    "rad2deg_",
-    "_to_copy",
-    "_to_dense",
-    "sum.dim_IntList",
+    *("_conj_physical", "_to_copy", "_to_dense", "abs", "abs_", "add.Tensor", "add_.Tensor", "addmm", "addmm_"),
+    *("any", "asin", "asin_", "asinh", "asinh_", "atan", "atan_", "atanh", "atanh_", "bmm", "cat", "ccol_indices"),
+    *("ceil", "ceil_", "clone", "col_indices", "conj_physical_", "copy_", "crow_indices", "deg2rad", "deg2rad_"),
+    *("dense_dim", "div.Tensor", "div.Tensor_mode", "div_.Tensor", "div_.Tensor_mode", "empty_like", "erf", "erf_"),
+    *("erfinv", "erfinv_", "expm1", "expm1_", "floor", "floor_", "frac", "frac_", "indices", "is_coalesced", "isinf"),
+    *("isneginf", "isposinf", "log1p", "log1p_", "mm", "mul.Scalar", "mul.Tensor", "mul_.Scalar", "mul_.Tensor"),
+    *("mv", "nan_to_num", "nan_to_num_", "narrow_copy", "neg", "neg_", "norm.ScalarOpt_dim"),
+    *("norm.ScalarOpt_dim_dtype", "permute", "pow.Tensor_Scalar", "rad2deg", "rad2deg_", "round", "round_"),
+    *("row_indices", "select.int", "select_copy.int", "sgn", "sgn_", "sign", "sign_", "signbit", "sin", "sin_"),
+    *("sinh", "sinh_", "sparse_dim", "sqrt", "sqrt_", "sub.Tensor", "sub_.Tensor", "sum", "sum.dim_IntList", "tan"),
+    *("tan_", "tanh", "tanh_", "threshold_backward", "trunc", "trunc_", "unsqueeze", "values"),
 )
 
 

@@ -429,7 +429,7 @@ def root(value: Value) -> Value:
 
 
 def settle(op: Op, args: tuple[Any, ...], specs: list[Spec | None]) -> tuple[Any, ...]:
-    """The arguments a node keeps: a factory's dtype is written out, since PyTorch's default may change until it runs."""
+    """The arguments a node keeps: a factory's dtype is written out, as PyTorch's default may change until it runs."""
     keywords = op.keywords
     if "device" not in keywords or "dtype" not in keywords:
         return args
