@@ -107,10 +107,10 @@ def _sign(text: str) -> str:
 
 def find(key: str) -> Entry | None:
     """The entry of this name, if it is there, whole and ours."""
-    path = root() / key
-    if not path.is_dir():
-        return None
+    path = settings.cache_directory() / "graphs" / key
     try:
+        if not path.is_dir():
+            return None
         body = _read(path)
         if body["key"] != key:
             raise ValueError("it belongs to another graph")
@@ -158,6 +158,7 @@ def entries() -> Iterator[Entry]:
 
 def prune(limit: int) -> list[Entry]:
     """Remove the least recently used entries until the rest fits into this many bytes."""
+    _sweep_leftovers()
     known = list(entries())
     total = sum(e.bytes for e in known)
     removed = []
@@ -168,6 +169,22 @@ def prune(limit: int) -> list[Entry]:
         total -= entry.bytes
         removed.append(entry)
     return removed
+
+
+_LEFT_SECONDS = 24 * 3600  # no compilation takes this long: what is older was left by a process that was killed
+
+
+def _sweep_leftovers() -> None:
+    """Remove half-written folders and graphs that were never answered."""
+    oldest = time.time() - _LEFT_SECONDS
+    for path in root().iterdir():
+        if path.name == "key" or (path / _MANIFEST).exists():
+            continue
+        try:
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError:
+            continue
 
 
 def export(target: Path, keys: list[str] | None = None) -> int:

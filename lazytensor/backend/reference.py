@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -205,11 +206,16 @@ class Program:
         return False
 
     def _fail(self, slots: list[Any], instruction: list[Any], error: Exception) -> None:
-        """Go on without this result.  Out of memory ends the run instead: what is pending can run when there is room."""
-        if out_of_memory(error):
+        """Go on without this result.
+
+        Out of memory ends the run instead, the first time: what is pending can run when there is room.  The second
+        time only what needs the memory is given up: a tensor too large for the machine does not stop everything else.
+        """
+        if out_of_memory(error) and self.graph not in _ran_out:
+            _ran_out.add(self.graph)
             if instruction[0] is not None:
                 error.add_note(f"lazytensor: in {instruction[0].op.name}, recorded at {instruction[0].line}")
-            error.add_note("lazytensor: nothing is lost: free memory and sync again, or delete the tensors that need it")
+            error.add_note("lazytensor: nothing is lost: free memory and sync again, or delete what needs it.")
             raise error
         self._put_failure(slots, instruction[4], Failure(error, instruction[0]))
 
@@ -217,6 +223,9 @@ class Program:
         for slot in [target] if target.__class__ is int else target:
             if slot is not None:
                 slots[slot] = failure
+
+
+_ran_out: weakref.WeakSet[Graph] = weakref.WeakSet()  # graphs for which there was no memory
 
 
 class _Ref:

@@ -88,6 +88,8 @@ class Pipeline:
             task = self.tasks.get()
             try:
                 self._run(task)
+            except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
+                self._lose(task, problem)
             finally:
                 task.run.done.set()
                 task.done()
@@ -95,6 +97,14 @@ class Pipeline:
                 with self.changed:
                     self.under_way -= 1
                     self.changed.notify_all()
+
+    def _lose(self, task: Task, problem: BaseException) -> None:
+        """None of a cut's results is there: its states keep what they had before, so no step is half done."""
+        error = problem if isinstance(problem, Exception) else RuntimeError(f"a cut was ended by {problem!r}")
+        failure = Failure(error, task.graph.nodes[0])
+        for future in task.futures:
+            future.value, future.error = None, failure
+        self.failures.append(failure)
 
     def _run(self, task: Task) -> None:
         inputs = [data.value if data.__class__ is Future else data for data in task.inputs]

@@ -159,7 +159,7 @@ class Watched:
         for number, (now, then) in enumerate(zip(given, before, strict=True)):
             if isinstance(now, torch.Tensor) and number not in self.graph.donatable and not _same_bits(now, then):
                 return self._wrong(
-                    f"it wrote into input {number}, and may write only into {sorted(self.graph.donatable)} (graph.donatable)"
+                    f"it wrote into input {number} and may write only into {sorted(self.graph.donatable)}"
                 )
         if not self.backend.own_memory:
             wrong = self._wrong_memory(given, results)
@@ -186,7 +186,7 @@ class Watched:
                 or misplaced(result, value.spec)
             ):
                 return self._wrong(
-                    f"result {number} is {result.dtype}{list(result.shape)}@{list(result.stride())}, declared {value.spec}",
+                    f"result {number} is {verify.geometry(result)} and was declared {value.spec}",
                     value.node,
                 )
             place = _place(result)

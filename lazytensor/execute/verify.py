@@ -109,6 +109,11 @@ def differs(expected: torch.Tensor, actual: Any, tolerance: float | None = None)
     return f"{some}: {actual[where].item()!r} instead of {expected[where].item()!r}"
 
 
+def geometry(tensor: torch.Tensor) -> str:
+    """What a tensor looks like, in words."""
+    return f"{tensor.dtype}{list(tensor.shape)} with strides {list(tensor.stride())}"
+
+
 class Comparison:
     """One graph and its inputs, on the interpreter and on a backend."""
 

@@ -49,11 +49,12 @@ def run(lines: list[str], seed: int, device: str, second: str, sync: Callable[[]
 
 def _plain(text: str) -> str:
     """A text without the name of the device, the one thing in which two runs may differ."""
-    for word in ("ltc:0", "ltc:1", "ltc", "cpu"):
-        text = text.replace(f", device='{word}'", "").replace(word, "device")
     if "Exception raised from" in text:
         text = text.split("\n")[0]
-    return " ".join(text.split())  # where a line is broken depends on the name's length
+    text = " ".join(text.split())  # where a line is broken depends on the name's length
+    for word in ("ltc:0", "ltc:1", "ltc", "cpu"):
+        text = text.replace(f", device='{word}'", "").replace(word, "device")
+    return text
 
 
 def look(tensor: torch.Tensor) -> dict[str, Any]:

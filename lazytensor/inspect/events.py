@@ -80,7 +80,7 @@ class Cut(NamedTuple):
     started: float
     timing: Any
     step: int
-    error: BaseException | None
+    error: str | None  # as text: an exception holds its frames, and they the tensors of the program
     background: bool  # whether the program went on while it ran
 
     @property
@@ -184,10 +184,11 @@ def on_cut(cause: str, computation: Any, hit: bool, started: float, timing: Any,
     if hit:
         known.hits += 1
     background = timing.execute == 0.0 and error is None  # still running, or about to
+    failed = None if error is None else f"{type(error).__name__}: {error}"
     if frame is None:
-        cuts.append((cause, None, 0, known, hit, started, timing, step, error, background))
+        cuts.append((cause, None, 0, known, hit, started, timing, step, failed, background))
     else:
-        cuts.append((cause, frame.f_code, frame.f_lasti, known, hit, started, timing, step, error, background))
+        cuts.append((cause, frame.f_code, frame.f_lasti, known, hit, started, timing, step, failed, background))
     if len(cuts) >= 2 * settings_ledger.value:
         _fold()
     if after_cut is not None:

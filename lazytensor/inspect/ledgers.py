@@ -47,7 +47,7 @@ def cut_data(cut: Cut, split: bool) -> dict[str, Any]:
         "seconds": cut.seconds,
         "split": split,
         "background": cut.background,
-        "failed": None if cut.error is None else f"{type(cut.error).__name__}: {cut.error}",
+        "failed": cut.error,
         "backend": cut.known.backend,
     }
 

@@ -37,7 +37,7 @@ class Service:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._waiting: dict[int, tuple[Answer, Path]] = {}
+        self._waiting: dict[int, tuple[Answer, Path, subprocess.Popen[str] | None]] = {}
         self._next = 0
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forget)
@@ -64,14 +64,14 @@ class Service:
                 "about": about,
                 "seconds": settings.compile_seconds,
             }
-            self._waiting[number] = (answer, Path(name))
             try:
                 process = self._running()
                 assert process.stdin is not None
+                self._waiting[number] = (answer, Path(name), process)
                 process.stdin.write(json.dumps(job) + "\n")
                 process.stdin.flush()
             except OSError as problem:
-                self._waiting.pop(number)
+                self._waiting.pop(number, None)
                 Path(name).unlink(missing_ok=True)
                 failure = f"the compiling process could not be reached: {problem}"
             else:
@@ -108,18 +108,22 @@ class Service:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            reply = json.loads(line)
+            try:
+                reply = json.loads(line)
+            except ValueError:  # it was killed while it wrote
+                break
             self._answer(reply["id"], reply.get("error"))
         process.wait()
-        if process is self._process:
-            for number in list(self._waiting):
+        # Another process may have been started already: only what was given to this one is lost.
+        for number, (_answer, _path, given) in list(self._waiting.items()):
+            if given is process:
                 self._answer(number, f"the compiling process ended (exit code {process.returncode})")
 
     def _answer(self, number: int, error: str | None) -> None:
         found = self._waiting.pop(number, None)
         if found is None:
             return
-        answer, path = found
+        answer, path, _process = found
         path.unlink(missing_ok=True)
         try:
             answer(error)
@@ -129,7 +133,7 @@ class Service:
     def close(self) -> None:
         """End the compiling process: what it has not finished is lost, and compiled again when next wanted."""
         process, self._process = self._process, None
-        for _answer, path in self._waiting.values():
+        for _answer, path, _process in self._waiting.values():
             path.unlink(missing_ok=True)
         self._waiting.clear()
         if process is not None and process.poll() is None:

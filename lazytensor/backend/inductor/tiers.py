@@ -97,7 +97,14 @@ class Tiered:
         if len(self.graph) > settings.max_compiled_operations:
             self._stay(f"it has {len(self.graph)} operations, more than max_compiled_operations")
             return False
-        numbers = list(inputs[len(self.graph.data) :])
+        try:
+            return self._ask(list(inputs[len(self.graph.data) :]))
+        except OSError as problem:  # a full disk, or a folder that cannot be written
+            self._stay(f"the cache of compiled graphs cannot be used: {problem}")
+            return False
+
+    def _ask(self, numbers: list[Any]) -> bool:
+        """Look into the disk cache, then ask the compiling process."""
         key = entry_key(self.graph, numbers)
         if diskcache.find(key) is not None:
             self._load(key)

@@ -1,0 +1,167 @@
+"""The cache on disk may be full, read-only, cut short or half-written: programs go on without it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazytensor as lt
+from lazytensor.backend import diskcache
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path) -> Iterator[None]:
+    with lt.settings.scope(cache_dir=str(tmp_path / "cache")):
+        yield
+    lt.set_backend("reference")
+
+
+def folder(tmp_path: Path, name: str, content: bytes = b"x" * 50) -> Path:
+    made = tmp_path / name
+    made.mkdir()
+    (made / "wrapper.py").write_bytes(content)
+    (made / "kernel0.so").write_bytes(content[::-1])
+    return made
+
+
+def test_an_entry_cut_at_any_byte_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = diskcache.key_of("some graph")
+    entry = diskcache.store(key, folder(tmp_path, "made"), {"line": "a.py:1"})
+    assert diskcache.find(key) is not None
+    for name in ("manifest.json", "wrapper.py", "kernel0.so"):
+        path = entry / name
+        whole = path.read_bytes()
+        for length in range(len(whole)):
+            path.write_bytes(whole[:length])
+            assert diskcache.find(key) is None, f"{name} cut at {length}"
+            assert name != "manifest.json" or list(diskcache.entries()) == []
+        path.write_bytes(whole)
+        assert diskcache.find(key) is not None
+    diskcache._said.discard(key)
+    caplog.clear()
+    (entry / "wrapper.py").write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "lazytensor"):
+        diskcache.find(key)
+        diskcache.find(key)
+    assert len([r for r in caplog.records if "is ignored" in r.message]) == 1
+
+
+def test_a_changed_byte_anywhere_is_noticed(tmp_path: Path) -> None:
+    key = diskcache.key_of("another graph")
+    entry = diskcache.store(key, folder(tmp_path, "made"), {})
+    for path in entry.iterdir():
+        whole = path.read_bytes()
+        for at in range(0, len(whole), 7):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
+            assert diskcache.find(key) is None, f"{path.name} at {at}"
+        path.write_bytes(whole)
+    assert diskcache.find(key) is not None
+
+
+def test_a_key_that_was_cut_makes_entries_foreign_and_a_new_one_works(tmp_path: Path) -> None:
+    key = diskcache.key_of("graph")
+    diskcache.store(key, folder(tmp_path, "one"), {})
+    secret = diskcache.root() / "key"
+    secret.write_bytes(secret.read_bytes()[:10])
+    assert diskcache.find(key) is None
+    diskcache.store(key, folder(tmp_path, "two"), {})
+    assert diskcache.find(key) is not None
+
+
+@pytest.mark.parametrize("broken", ["write_text", "rename", "chmod"])
+def test_an_interrupted_write_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    key = diskcache.key_of("graph", broken)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os if broken == "rename" else Path, broken, interrupted)
+        with pytest.raises(OSError, match="No space left"):
+            diskcache.store(key, folder(tmp_path, "first"), {})
+    assert diskcache.find(key) is None
+    assert list(diskcache.entries()) == []
+    diskcache.store(key, folder(tmp_path, "second"), {})
+    assert diskcache.find(key) is not None
+
+
+def test_what_a_killed_process_left_half_written_is_swept_away() -> None:
+    old, new = diskcache.root() / "tmpold", diskcache.root() / "tmpnew"
+    for half in (old, new):
+        half.mkdir()
+        (half / "wrapper.py").write_text("half")
+    graph = diskcache.root() / "x.graph"
+    graph.write_text("{}")
+    then = time.time() - 2 * diskcache._LEFT_SECONDS
+    for path in (old, graph):
+        os.utime(path, (then, then))
+    diskcache.prune(1 << 30)
+    assert not old.exists() and not graph.exists()
+    assert new.exists(), "somebody may be writing it"
+
+
+def step() -> float:
+    x = torch.arange(4.0, device="ltc")
+    return float(((x * 2 + 1).tanh().sum() * 3).item())
+
+
+def no_folder(tmp_path: Path) -> Path:
+    """A place where no folder can be made, for root neither."""
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file" / "cache"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 KiB that is full."""
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip("only root can mount a disk that is full")
+    try:
+        (place / "graphs").mkdir()
+        with pytest.raises(OSError, match="No space left"):
+            (place / "graphs" / "filler").write_bytes(b"x" * (1 << 20))
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_cache_folder_that_cannot_be_made(tmp_path: Path, wait: bool, caplog: pytest.LogCaptureFixture) -> None:
+    right = step()
+    lt.settings.cache_dir = str(no_folder(tmp_path))
+    lt.set_backend("inductor", wait=wait)
+    with caplog.at_level(logging.WARNING, "lazytensor"):
+        assert [step() for _ in range(3)] == pytest.approx([right] * 3, rel=1e-6)
+    assert "the cache of compiled graphs cannot be used" in caplog.text
+
+
+def test_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    right = step()
+    lt.settings.cache_dir = str(small_disk)
+    lt.clear_cache()
+    lt.set_backend("inductor", wait=True)
+    with caplog.at_level(logging.WARNING, "lazytensor"):
+        assert [step() for _ in range(3)] == pytest.approx([right] * 3, rel=1e-6)
+    assert "stays on the first tier" in caplog.text
+
+
+def test_a_read_only_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    right = step()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    lt.settings.cache_dir = str(small_disk)
+    lt.clear_cache()
+    lt.set_backend("inductor", wait=True)
+    with caplog.at_level(logging.WARNING, "lazytensor"):
+        assert [step() for _ in range(3)] == pytest.approx([right] * 3, rel=1e-6)
+    assert "Read-only file system" in caplog.text
