@@ -73,7 +73,7 @@ def demo(
 
 
 def _tell(result: dict[str, Any]) -> None:
-    steps = result["steps"]
+    steps, cost = result["steps"], result["record_microseconds_per_op"]
     fallbacks = ", ".join(result["fallbacks"]) or "none"
     losses = f"{result['first_loss']:.3f} → {result['last_loss']:.3f}"
     if result["losses_equal"]:
@@ -84,7 +84,7 @@ def _tell(result: dict[str, Any]) -> None:
         "Trained": f"{steps} steps of a small GPT on the backend {result['backend']}, loss {losses}",
         "Recorded": f"{result['ops_per_step']} ops a step: forward, backward and AdamW; fallbacks: {fallbacks}",
         "Compiled": f"{result['graphs_compiled']} graphs; {result['cuts_from_cache']} cuts found theirs in the cache",
-        "Cost": f"{result['record_microseconds_per_op']:.1f} µs to record an op, autograd and optimizer included",
+        "Cost": f"{cost:.1f} µs of processor time to record an op, autograd and optimizer included",
         "Equal": verdict,
     }
     out.print(f"[dim]{escape(result['sample'])}[/dim]\n")

@@ -75,7 +75,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(self.size.width)
         self.head = nn.Linear(self.size.width, characters, bias=False)
         self.head.weight = self.characters.weight
-        nn.init.normal_(self.characters.weight, std=0.02)
+        for table in (self.characters, self.places):
+            nn.init.normal_(table.weight, std=0.05)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` holds character numbers, batch × length."""

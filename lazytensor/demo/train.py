@@ -63,7 +63,7 @@ class Training:
 
     @property
     def record_microseconds(self) -> float:
-        """What recording one op cost in a typical step."""
+        """What recording one op cost in a typical step, in processor time: a busy machine does not count."""
         steps = sorted(self.record_seconds[WARM:]) or [0.0]
         return steps[len(steps) // 2] / max(self.ops_per_step, 1) * 1e6
 
@@ -94,7 +94,7 @@ def train(text: Text, device: str, steps: int, say: Say = lambda step, loss: Non
     started = time.perf_counter()
     for step, (x, following) in enumerate(text.batches(model.size.context, steps)):
         x, following = x.to(device), following.to(device)
-        recording = time.perf_counter()
+        recording = time.thread_time()
         counting = _Count() if step == 1 else None
         if counting is not None:
             with counting:
@@ -102,7 +102,7 @@ def train(text: Text, device: str, steps: int, say: Say = lambda step, loss: Non
             result.ops_per_step = counting.ops
         else:
             losses.append(_step(model, optimizer, x, following))
-        result.record_seconds.append(time.perf_counter() - recording)
+        result.record_seconds.append(time.thread_time() - recording)
         schedule.step()
         if lazy:
             lt.sync()
