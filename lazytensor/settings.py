@@ -91,7 +91,9 @@ _ALL: dict[str, Setting[Any]] = {
     ),
     "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
     "strict": Setting(
-        0, "LAZYTENSOR_STRICT", "Hold backends to their contract; one run in this many is compared with reference (0: off)."
+        0,
+        "LAZYTENSOR_STRICT",
+        "Hold backends to their contract; one run in this many is compared with reference (0: off).",
     ),
     "without_passes": Setting(
         "", "LAZYTENSOR_WITHOUT_PASSES", "Clean-up passes to leave out, separated by commas: copies, casts, views."

@@ -1,7 +1,7 @@
 """An op that cannot be recorded: cut, run it eagerly on the CPU, continue.
 
-That is the case for results whose shape depends on data, for ops without a shape rule, and for layouts other than strided.
-Written arguments, lists of them included, are written back; results, lists included, become device data.
+That is the case for results whose shape depends on data, for ops without a shape rule, and for layouts other than
+strided. Written arguments, lists of them included, are written back; results, lists included, become device data.
 """
 
 from __future__ import annotations

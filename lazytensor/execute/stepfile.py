@@ -26,7 +26,12 @@ from lazytensor.inspect import events
 from lazytensor.trace.ir import Spec
 
 FORMAT = "lazytensor-step-1"
-_KINDS: dict[str, Any] = {"float": float.fromhex, "int": int, "bool": {"True": True, "False": False}.__getitem__, "complex": complex}
+_KINDS: dict[str, Any] = {
+    "float": float.fromhex,
+    "int": int,
+    "bool": {"True": True, "False": False}.__getitem__,
+    "complex": complex,
+}
 
 
 def _library() -> Any:

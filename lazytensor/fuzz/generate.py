@@ -109,7 +109,11 @@ class Writer:
             total = 1
             for n in shape:
                 total *= n
-            base = f"(torch.arange({total}, device=D) % 11 - 4)" if dtype != "torch.bool" else f"(torch.arange({total}, device=D) % 3 == 0)"
+            base = (
+                f"(torch.arange({total}, device=D) % 11 - 4)"
+                if dtype != "torch.bool"
+                else f"(torch.arange({total}, device=D) % 3 == 0)"
+            )
             return f"{new} = {base}.to({dtype}).reshape({size})"
         if kind == 3:
             return f"{new} = torch.{r.choice(['zeros', 'ones'])}({size}, dtype={dtype}, device=D)"
@@ -120,7 +124,11 @@ class Writer:
         if kind == 6:
             return f"{new} = torch.randint(-5, 9, {size}, device=D)"
         source = self.pick()
-        return f"{new} = torch.{r.choice(['zeros_like', 'ones_like', 'rand_like'])}({source}, dtype=torch.float32)" if source else ""
+        return (
+            f"{new} = torch.{r.choice(['zeros_like', 'ones_like', 'rand_like'])}({source}, dtype=torch.float32)"
+            if source
+            else ""
+        )
 
     def _unary(self) -> str:
         source = self.pick()
@@ -150,7 +158,9 @@ class Writer:
         if source is None:
             return ""
         dim = self.random.randrange(-self.get(source).dim(), self.get(source).dim())
-        op = self.random.choice(["sum", "mean", "amax", "amin", "prod", "cumsum", "argmax", "logsumexp", "any", "all", "std"])
+        op = self.random.choice(
+            ["sum", "mean", "amax", "amin", "prod", "cumsum", "argmax", "logsumexp", "any", "all", "std"]
+        )
         keep = ", keepdim=True" if self.random.random() < 0.4 and op not in ("cumsum",) else ""
         if self.random.random() < 0.2 and op in ("sum", "mean", "any", "all"):
             return f"{self.name()} = {source}.{op}()"
@@ -198,14 +208,24 @@ class Writer:
             f"{source}.index_add_(0, torch.tensor({rows}, device=D), {source}[{rows}] if True else 0)",
         ]
         if mask:
-            choices += [f"{self.name()} = {source}[{mask}]", f"{source}[{mask}] = 3", f"{source}.masked_fill_({mask}, 2)"]
+            choices += [
+                f"{self.name()} = {source}[{mask}]",
+                f"{source}[{mask}] = 3",
+                f"{source}.masked_fill_({mask}, 2)",
+            ]
         return self.random.choice(choices)
 
     def view_of(self, name: str, tensor: torch.Tensor) -> str:
         """An expression for a view of a tensor."""
         r = self.random
         dims = tensor.dim()
-        choices = [f"{name}.view(-1)", f"{name}[None]", f"{name}.detach()", f"{name}.expand(2, *{name}.shape)", f"{name}.data"]
+        choices = [
+            f"{name}.view(-1)",
+            f"{name}[None]",
+            f"{name}.detach()",
+            f"{name}.expand(2, *{name}.shape)",
+            f"{name}.data",
+        ]
         if dims > 0:
             dim = r.randrange(-dims, dims)
             length = tensor.shape[dim]
@@ -221,7 +241,10 @@ class Writer:
                 f"{name}.as_strided({list(tensor.shape)}, {list(tensor.stride())}, {tensor.storage_offset()})",
             ]
             if length:
-                choices += [f"{name}.select({dim}, {r.randrange(length)})", f"{name}.unfold({dim}, {r.randint(1, length)}, 1)"]
+                choices += [
+                    f"{name}.select({dim}, {r.randrange(length)})",
+                    f"{name}.unfold({dim}, {r.randint(1, length)}, 1)",
+                ]
         if dims >= 2:
             choices += [f"{name}.diagonal()", f"{name}.t()" if dims == 2 else f"{name}.mT"]
         if dims == 4:
@@ -283,7 +306,12 @@ class Writer:
         if target is None or self.random.random() < 0.3:
             return f"{self.name()} = torch.nn.functional.dropout({self.pick()}, 0.5)" if self.tensors() else ""
         return self.random.choice(
-            [f"{target}.uniform_()", f"{target}.normal_(0, 2)", f"{target}.bernoulli_(0.5)", f"{self.name()} = torch.bernoulli({target}.sigmoid().detach().nan_to_num())"]
+            [
+                f"{target}.uniform_()",
+                f"{target}.normal_(0, 2)",
+                f"{target}.bernoulli_(0.5)",
+                f"{self.name()} = torch.bernoulli({target}.sigmoid().detach().nan_to_num())",
+            ]
         )
 
     def _read(self) -> str:
@@ -292,7 +320,12 @@ class Writer:
             return ""
         new = f"r{self.count}_{len(self.lines)}"
         return self.random.choice(
-            [f"{new} = {source}.tolist()", f"{new} = {source}.sum().item()", f"{new} = str({source})", f"{new} = bool(({source} == 0).any())"]
+            [
+                f"{new} = {source}.tolist()",
+                f"{new} = {source}.sum().item()",
+                f"{new} = str({source})",
+                f"{new} = bool(({source} == 0).any())",
+            ]
         )
 
     def _cut(self) -> str:
@@ -333,13 +366,27 @@ class Writer:
             return ""
         other = self.pick()
         return self.random.choice(
-            [f"{source}.t_()", f"{source}.squeeze_()", f"{source}.unsqueeze_(0)", f"{source}.data = {other}.data.clone()", f"{self.name()} = {source}.view(torch.int32)"]
+            [
+                f"{source}.t_()",
+                f"{source}.squeeze_()",
+                f"{source}.unsqueeze_(0)",
+                f"{source}.data = {other}.data.clone()",
+                f"{self.name()} = {source}.view(torch.int32)",
+            ]
         )
 
     def _wrong(self) -> str:
         one, two = self.pick(), self.pick()
         return self.random.choice(
-            [f"{one} @ {two}", f"{one} + {two}", f"{one}.view(7, 13)", f"torch.cat([{one}, {two}], 1)", f"{one}.sum(9)", f"{one}.add_({two})", f"{one} & {two}"]
+            [
+                f"{one} @ {two}",
+                f"{one} + {two}",
+                f"{one}.view(7, 13)",
+                f"torch.cat([{one}, {two}], 1)",
+                f"{one}.sum(9)",
+                f"{one}.add_({two})",
+                f"{one} & {two}",
+            ]
         )
 
     def _elsewhere(self) -> str:
@@ -351,7 +398,13 @@ class Writer:
             return f"u{self.count} = {source}.to(E, copy=True)"
         other = self.random.choice(there)
         return self.random.choice(
-            [f"{other}.add_(1)", f"{other} *= 2", f"{self.name()} = {other}.to(D, copy=True)", f"{other}.copy_({source})", f"{other}.view(-1).neg_()"]
+            [
+                f"{other}.add_(1)",
+                f"{other} *= 2",
+                f"{self.name()} = {other}.to(D, copy=True)",
+                f"{other}.copy_({source})",
+                f"{other}.view(-1).neg_()",
+            ]
         )
 
 
