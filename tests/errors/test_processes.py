@@ -212,6 +212,7 @@ def test_one_thread_pays_for_no_lock():
     """)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ["False", "in a thread", "True [4.0, 4.0]"]
+    assert done.stderr == ""
 
 
 # --- the end --------------------------------------------------------------------------------------------------------
