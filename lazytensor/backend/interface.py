@@ -70,7 +70,7 @@ class Backend(ABC):
     def seed(self, seed: int) -> None:
         """Seed the backend's own random numbers (``SetRngSeed``).
 
-        Called by ``lt.seed`` and ``torch.manual_seed``.  Random ops draw on the host when they are recorded, so only a
+        Called by ``lt.seed``.  Random ops draw on the host when they are recorded, so only a
         backend that draws by itself has anything to do here.
         """
         self._seed = seed

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lazytensor import errors
 from lazytensor.backend.data import BackendData, held
 from lazytensor.backend.interface import Backend
 from lazytensor.trace import storage
@@ -24,6 +25,8 @@ in_use = False  # whether a backend with memory of its own was ever in force
 def host(data: Any) -> torch.Tensor:
     """Device data as a CPU tensor.  The caller must not write into it."""
     if isinstance(data, BackendData):
+        if data.value is None:
+            raise errors.LazyTensorError(f"{data!r} has no value yet")
         if isinstance(data.value, Home):
             return data.value.tensor
         return data.backend.to_host(data)

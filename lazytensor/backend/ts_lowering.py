@@ -103,11 +103,9 @@ class TSLoweringContext(LoweringContext):
     def copied(self, value: Value) -> Any:
         """A value in memory of its own, laid out as declared."""
         spec = value.spec
-        arguments = [
-            self._constant(a) for a in (list(spec.size), list(spec.stride), spec.dtype, None, self._device, None)
-        ]
-        if not spec.size:
-            arguments[:2] = [self._list([], torch._C.IntType.get())] * 2
+        integer = torch._C.IntType.get()
+        lists = [self._constant(list(part)) if part else self._list([], integer) for part in (spec.size, spec.stride)]
+        arguments = lists + [self._constant(a) for a in (spec.dtype, None, self._device, None)]
         empty = self.graph.create("aten::empty_strided", arguments, 1)
         self.graph.appendNode(empty)
         filled = self.graph.create("aten::copy_", [empty.output(), self.output(value), self._constant(False)], 1)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lazytensor import errors
+from lazytensor.backend.memory import host
 from lazytensor.device import geometry
 from lazytensor.device.runtime import this_device
 from lazytensor.execute import cut, fallback
@@ -70,7 +71,7 @@ def to_cpu(memory: torch.UntypedStorage) -> torch.UntypedStorage:
     base = memory._lt  # type: ignore[attr-defined]
     if base.value is not None and not base.value.leaf:
         cut.cut("copy to cpu")
-    data = settled(base)
+    data = host(settled(base))
     cut.report_failures()
     if base.error is not None:
         raise errors.ValueLost(base.error)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend.memory import host
 from lazytensor.device.geometry import base_of, extent
 from lazytensor.execute import fallback
 from lazytensor.trace import shapes, storage
@@ -72,7 +73,7 @@ def run_in_memory(
         fallback.data_of(argument, mutation.name)
         base = base_of(argument)
         if base not in memory:
-            memory[base] = base.data.clone()
+            memory[base] = host(base.data).clone()
         return _seen(memory[base], state_of(argument).spec)
 
     def convert(argument: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -280,3 +281,7 @@ def test_a_backend_with_memory_of_its_own(kind: type[Boxed]) -> None:
     with pytest.raises(IndexError):
         torch.embedding(torch.ones(2, 2).to("ltc"), torch.tensor([5]).to("ltc")).cpu()
     assert weight.clone().tolist() == [10, 10, 9]
+    file = io.BytesIO()
+    torch.save(weight, file)
+    file.seek(0)
+    assert torch.load(file).tolist() == [10, 10, 9]

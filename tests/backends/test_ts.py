@@ -67,6 +67,8 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "foreach with a list of numbers": lambda x: torch._foreach_mul([x, x + 1], [2.0, 3.0]),
     "a transposed result": lambda x: (x + 1).t(),
     "an input as a result": lambda x: x.view(-1),
+    "a view without dimensions": lambda x: (x + 1)[0, 0],
+    "a copy without dimensions": lambda x: [x.sum(), x.sum().clone(), x[1, 1].detach()],
     "writes through views": lambda x: x.clone().t()[0].mul_(3) + x[:, 0],
     "strings": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "empty tensors": lambda x: x[:0].sum(0),
