@@ -58,7 +58,6 @@ def command(
             json.dumps({"programs": ran, "failures": [plain(f) for f in failures], "seed": seed, "backend": backend})
         )
     else:
-        typer.echo(
-            f"{ran - len(failures)} of {ran} programs agree with eager (seeds {seed} to {seed + ran - 1}, backend {backend})"
-        )
+        seeds = f"seeds {seed} to {seed + ran - 1}"
+        typer.echo(f"{ran - len(failures)} of {ran} programs agree with eager ({seeds}, backend {backend})")
     raise typer.Exit(1 if failures else 0)

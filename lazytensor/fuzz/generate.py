@@ -133,7 +133,25 @@ class Writer:
     def _unary(self) -> str:
         source = self.pick()
         op = self.random.choice(
-            "neg abs sin exp sqrt square sigmoid tanh relu floor round sign isnan logical_not clone contiguous reciprocal".split()
+            (
+                "neg",
+                "abs",
+                "sin",
+                "exp",
+                "sqrt",
+                "square",
+                "sigmoid",
+                "tanh",
+                "relu",
+                "floor",
+                "round",
+                "sign",
+                "isnan",
+                "logical_not",
+                "clone",
+                "contiguous",
+                "reciprocal",
+            )
         )
         return f"{self.name()} = {source}.{op}()"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from pathlib import Path
@@ -76,10 +77,8 @@ def test_a_file_with_changed_bytes_loads_or_is_refused(step_file: Path, tmp_path
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     changed = tmp_path / "changed.step"
     changed.write_bytes(whole)
-    try:
+    with contextlib.suppress(lt.errors.BadStepFile):
         lt.load_step(changed)
-    except lt.errors.BadStepFile:
-        pass
 
 
 def test_a_graph_that_does_more_than_compute_is_refused(step_file: Path, tmp_path: Path) -> None:
