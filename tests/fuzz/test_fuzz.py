@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,13 @@ PROGRAMS, SHARES = 300, 6
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("lazytensor").setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Thousands of new graphs are nothing to report here."""
+    log = logging.getLogger("lazytensor")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    yield
+    log.setLevel(before)
 
 
 @pytest.mark.parametrize("share", range(SHARES))
