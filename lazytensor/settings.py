@@ -42,7 +42,7 @@ class Setting(Generic[T]):
         self.default = default
         self.env = env
         self.help = help
-        self.kind = kind or (_boolean if isinstance(default, bool) else type(default))
+        self.kind: Any = kind or (_boolean if isinstance(default, bool) else type(default))
         self.name = ""
         self.value = default
         self.origin = "default"

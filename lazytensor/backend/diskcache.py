@@ -8,6 +8,7 @@ Folders and files are the owner's alone.  The cache is bounded in bytes; the lea
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -123,10 +124,8 @@ def find(key: str) -> Entry | None:
             log.warning("lazytensor: the cache entry %s is ignored: %s", path.name, problem)
         return None
     now = time.time()
-    try:
+    with contextlib.suppress(OSError):
         os.utime(path, (now, now))
-    except OSError:
-        pass
     return Entry(key, path, sum(size for size, _ in body["files"].values()), now, body["about"])
 
 

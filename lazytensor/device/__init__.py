@@ -1,0 +1,1 @@
+"""The device ltc: registration, kernels, factories, copies, random numbers."""

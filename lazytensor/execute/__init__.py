@@ -1,0 +1,1 @@
+"""What happens at a cut: liveness, the computation cache, the pipeline, fallback."""

@@ -1,0 +1,1 @@
+"""What is recorded: nodes, shapes, storages and views, source lines."""

@@ -22,7 +22,7 @@ ops: dict[str, Op] = {}
 # Set by the layer above, which knows how to cut: trace knows nothing of execution.
 run_eagerly: Callable[[Any, tuple[Any, ...], Exception], Any]
 # Called with a new table entry, and only when nothing but tensors holds values any more: it may cut.
-check_budget: Callable[[Any], None] = lambda entry: None
+check_budget: Callable[[Any], None] = lambda entry: None  # noqa: E731  (replaced, not called by its name)
 
 
 # How the backend in force records some ops otherwise than as themselves (see lazytensor.backend.lowering.IrBuilder).
@@ -162,7 +162,7 @@ def _common_device(args: tuple[Any, ...]) -> int:
             return index
     for argument in values_in(args):
         index = argument.spec.device
-        if index == CPU_SCALAR or index == device:
+        if index in (CPU_SCALAR, device):
             continue
         if device is not None:
             raise errors.mixed_devices(torch.device("ltc", index), f"ltc:{device}")
@@ -178,7 +178,7 @@ def record(op: Op, args: tuple[Any, ...]) -> Any:
     try:
         entry = intern(op, args)
     except shapes.CannotInfer as reason:
-        return run_eagerly(op.overload, args, reason)
+        return run_eagerly(op.overload, args, reason)  # noqa: F821  (set by the layer above)
     tensors = wrap(entry)
     check_budget(entry)
     return tensors

@@ -70,7 +70,8 @@ def _kernel(path: Path) -> Callable[..., None]:
         torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     )
     spec = importlib.util.spec_from_file_location("kernel", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.kernel  # type: ignore[no-any-return]
@@ -110,6 +111,7 @@ class Compiled:
         return True
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        """Run the compiled graph."""
         arguments = list(inputs[: self.data_count])
         if self.floats:
             arguments.append(torch.tensor([inputs[i] for i in self.floats], dtype=torch.float64))

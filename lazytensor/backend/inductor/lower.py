@@ -176,7 +176,7 @@ def is_foreach(node: Node) -> bool:
 
 
 def rows(node: Node) -> list[list[Any]]:
-    """The arguments of each part of a ``_foreach_`` op: lists are taken apart, what is not a list goes to every part."""
+    """The arguments of each part of a ``_foreach_`` op: lists are taken apart, anything else goes to every part."""
     count = len(node.args[0])
     return [[a[i] if a.__class__ is tuple else a for a in node.args] for i in range(count)]
 

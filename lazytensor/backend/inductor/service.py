@@ -7,6 +7,7 @@ graph it was working on is reported as failed, and the next request starts anoth
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -137,10 +138,8 @@ class Service:
             path.unlink(missing_ok=True)
         self._waiting.clear()
         if process is not None and process.poll() is None:
-            try:
+            with contextlib.suppress(OSError):
                 os.killpg(process.pid, 15)
-            except OSError:
-                pass
             process.wait()
 
 

@@ -56,6 +56,7 @@ class Tiered:
         return "inductor" if self.compiled is not None else "first"
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        """Run the graph on the best tier that is ready."""
         compiled = self.compiled
         if compiled is not None:
             if compiled.accepts(inputs):
@@ -157,7 +158,7 @@ class Tiered:
 
 
 def entry_key(graph: Graph, numbers: list[Any]) -> str:
-    """The name of a compiled graph in the disk cache: its structure, its constants, and everything the code depends on."""
+    """The name of a compiled graph in the disk cache: structure, constants, and everything the code depends on."""
     baked = Lowering(graph, numbers).baked_positions()
     constants = ",".join(f"{i}={encode(numbers[i])}" for i in baked)
     flags = f"threads={torch.get_num_threads()} isa={torch.backends.cpu.get_cpu_capability()}"
