@@ -39,6 +39,9 @@ def fit(backend: Backend, leaves: Sequence[int]) -> list[Any]:
     for number in leaves:
         data = storage.leaf_data[number]
         if data.__class__ is Future:
+            if backend.asynchronous and not backend.own_memory and not data.own_memory:
+                found.append(data)  # a CPU tensor in the making, which the pipeline will have by then
+                continue
             owner = storage.leaf_states[number]()
             data = data.settle(storage.State() if owner is None else owner)
         fitted = _fitted(backend, data)

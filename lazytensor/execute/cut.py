@@ -206,7 +206,7 @@ def _send(
     futures = []
     before = time.perf_counter()
     for state in states:
-        futures.append(Future(run, state.data))
+        futures.append(Future(run, state.data, computation.compiled.backend.own_memory))
     sent = time.perf_counter()
 
     def done() -> None:

@@ -22,10 +22,11 @@ class Run:
 class Future:
     """One result of a running cut."""
 
-    __slots__ = ("error", "previous", "run", "value")
+    __slots__ = ("error", "own_memory", "previous", "run", "value")
 
-    def __init__(self, run: Run, previous: Any) -> None:
+    def __init__(self, run: Run, previous: Any, own_memory: bool = False) -> None:
         self.run = run
+        self.own_memory = own_memory  # whether the backend that makes it keeps it in memory of its own
         self.previous = previous  # the state's data before the cut, which it keeps if the cut fails
         self.value: Any = None
         self.error: Any = None

@@ -112,3 +112,18 @@ def test_what_builds_on_a_failed_cut_fails_silently_and_parameters_keep_their_va
         lt.wait()
     lt.wait()
     assert weight.tolist() == [[1.0, 1.0]] * 3
+
+
+def test_a_backend_with_memory_of_its_own_used_before_does_not_make_cuts_wait(
+    background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazytensor.backend import memory
+
+    monkeypatch.setattr(memory, "in_use", True)
+    background.open.clear()
+    x = torch.zeros(4, device="ltc")
+    for _ in range(2):
+        x = x + 1
+        lt.sync()
+    background.open.set()
+    assert x.tolist() == [2.0] * 4
