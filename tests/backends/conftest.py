@@ -12,7 +12,7 @@ import lazytensor as lt
 from lazytensor.backend import registry
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "onnxruntime_backend"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "examples"), str(Path(__file__).parent)]
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import tomllib
+from pathlib import Path
 
 import pytest
 from models import MODELS, losses
 
 import lazytensor as lt
+from lazytensor.execute import cut
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnxruntime_backend"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example package as pip would have installed it: its folder on the path, its entry points in its metadata."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        pytest.skip("onnxruntime is not installed (pip install lazytensor[test])")
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "lazytensor_onnxruntime-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [f"[{group}]\n{name} = {value}\n" for group, points in groups for name, value in points.items()]
+    (info / "entry_points.txt").write_text("".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(EXAMPLE))
 
 
 @functools.cache
@@ -18,17 +39,13 @@ def on_cpu(name: str) -> list[float]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("backend", ["reference", "ts", "python", "onnxruntime"])
-def test_losses_are_those_of_the_cpu(backend: str, model: str) -> None:
+def test_losses_are_those_of_the_cpu(backend: str, model: str, request: pytest.FixtureRequest) -> None:
     if backend == "python":
         import python_backend
 
         lt.register_backend("python", python_backend.PythonBackend)
     if backend == "onnxruntime":
-        if importlib.util.find_spec("onnxruntime") is None:
-            pytest.skip("onnxruntime is not installed (pip install lazytensor[test])")
-        from lazytensor_onnxruntime import OnnxRuntimeBackend
-
-        lt.register_backend("onnxruntime", OnnxRuntimeBackend)
+        request.getfixturevalue("installed")
     lt.set_backend(backend)
     close = 1e-4 if backend == "onnxruntime" else 1e-6
     assert losses(model, "ltc") == pytest.approx(on_cpu(model), abs=close)
@@ -42,13 +59,8 @@ def test_the_smallest_example_stays_small() -> None:
         assert len(file.readlines()) <= 40
 
 
-def test_onnxruntime_takes_nearly_everything_of_an_mlp_and_a_residual_network() -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install lazytensor[test])")
-    from lazytensor_onnxruntime import OnnxRuntimeBackend
-
-    from lazytensor.execute import cut
-
-    lt.register_backend("onnxruntime", OnnxRuntimeBackend)
+@pytest.mark.usefixtures("installed")
+def test_onnxruntime_takes_everything_of_an_mlp_and_a_residual_network() -> None:
     backend = lt.set_backend("onnxruntime")
     losses("mlp", "ltc")
     losses("resnet", "ltc")
