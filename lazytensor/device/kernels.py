@@ -103,12 +103,15 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 
 
 def _same_memory(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors are the same elements of the same storage: eager copies nothing then, and finds no overlap
-    (``x.view(-1)[...] = x`` raised "some elements of the input tensor and the written-to tensor refer to …")."""
+    """Whether two tensors are the same elements of the same storage: eager copies nothing then, and finds no overlap.
+
+    Symptom: ``x.view(-1)[...] = x`` raised "some elements of the input tensor and the written-to tensor refer to …" for an x
+    without dimensions, which the CPU fills in and other devices copy.
+    """
     if one.untyped_storage()._cdata != two.untyped_storage()._cdata:
         return False
     a, b = state_of(one).spec, state_of(two).spec
-    lone = a.numel == b.numel == 1 and (a.offset, a.dtype, a.bits) == (b.offset, b.dtype, b.bits)
+    lone = not b.size and a.numel == 1 and (a.offset, a.dtype, a.bits) == (b.offset, b.dtype, b.bits)
     return a is b or lone
 
 

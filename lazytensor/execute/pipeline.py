@@ -7,9 +7,9 @@ faster than the machine computes waits at its next cut.  An error surfaces at th
 from __future__ import annotations
 
 import atexit
+import collections
 import logging
 import os
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,27 +53,36 @@ class Pipeline:
         os.register_at_fork(before=self.drain, after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        self.under_way = 0
+        # What runs or waits to run, the first of them now.  Taking a task is one append, so an interrupt at any place
+        # leaves it here or not: counting tasks apart from the queue once left a count that nobody would ever lower.
+        self.tasks: collections.deque[Task] = collections.deque()
         self.changed = threading.Condition()
         self.failures: list[Failure] = []
         self.thread: threading.Thread | None = None
 
+    @property
+    def under_way(self) -> int:
+        """How many cuts run or wait to run."""
+        return len(self.tasks)
+
     def submit(self, task: Task) -> None:
         """Run a cut in the background; waits while too many are under way."""
         with self.changed:
-            while self.under_way >= settings.max_in_flight:
+            if self.thread is None:
+                thread = threading.Thread(target=self._work, daemon=True, name="lazytensor-run")
+                thread.start()
+                self.thread = thread
+            self.changed.notify_all()
+            while len(self.tasks) >= settings.max_in_flight:
                 self.changed.wait()
-            self.under_way += 1
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._work, daemon=True, name="lazytensor-run")
-            self.thread.start()
-        self.tasks.put(task)
+            self.tasks.append(task)
+            self.changed.notify_all()
 
     def drain(self) -> None:
         """Wait until everything under way has run."""
         with self.changed:
-            while self.under_way:
+            self.changed.notify_all()
+            while self.tasks:
                 self.changed.wait()
 
     def take_failures(self) -> list[Failure]:
@@ -85,7 +94,10 @@ class Pipeline:
 
     def _work(self) -> None:
         while True:
-            task = self.tasks.get()
+            with self.changed:
+                while not self.tasks:
+                    self.changed.wait()
+                task = self.tasks[0]
             try:
                 self._run(task)
             except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
@@ -95,7 +107,7 @@ class Pipeline:
                 task.done()
                 del task
                 with self.changed:
-                    self.under_way -= 1
+                    self.tasks.popleft()
                     self.changed.notify_all()
 
     def _lose(self, task: Task, problem: BaseException) -> None:

@@ -292,7 +292,7 @@ class Writer:
                 f"{place}.sub_({right}, alpha=2)",
                 f"{place}.zero_()",
                 f"{place}.fill_({right if other is None else 1})",
-                f"{place}.copy_({right if other else target})",
+                f"{place}.copy_({other})" if other else f"{target}.copy_({target})",
                 f"{place}.clamp_(-2, 2)",
                 f"{place}.neg_()",
                 f"{place}.relu_()",
