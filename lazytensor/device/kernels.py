@@ -105,8 +105,8 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 def _same_memory(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of the same storage: eager copies nothing then, and finds no overlap.
 
-    Symptom: ``x.view(-1)[...] = x`` raised "some elements of the input tensor and the written-to tensor refer to …" for an x
-    without dimensions, which the CPU fills in and other devices copy.
+    Symptom: ``x.view(-1)[...] = x`` raised "some elements of the input tensor and the written-to tensor refer to …" for
+    an x without dimensions, which the CPU fills in and other devices copy.
     """
     if one.untyped_storage()._cdata != two.untyped_storage()._cdata:
         return False
