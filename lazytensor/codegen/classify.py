@@ -169,7 +169,7 @@ def tensor_expressions(argument: Argument, name: str) -> tuple[str, str]:
     if isinstance(argument.type, OptionalType):
         return f"None if {name} is None else {plain}", f"value_of({name})"
     if argument.name == "other":
-        return f"lift({name}) if {name}.__class__ in NUMBERS else {plain}", f"value_of({name})"
+        return f"lift({name}) if type({name}) in NUMBERS else {plain}", f"value_of({name})"
     return plain, f"value_of({name})"
 
 

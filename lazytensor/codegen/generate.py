@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -42,14 +41,16 @@ from lazytensor.device.runtime import (
 from lazytensor.trace.ir import const
 from lazytensor.trace.record import Mutation, op, record, record_view, wrap
 from lazytensor.trace.storage import (
+    FRESH,
     State,
-    dead,
+    fresh,
     lift,
     lift_all,
-    live,
     make,
     make_optional,
     make_view,
+    sweep,
+    track,
     value_of,
     values_of,
     write,

@@ -130,9 +130,13 @@ class Writer:
         parts = []
         runtime = runtime_schema(schema)
         starred = False
-        for argument in [*in_order(schema), *schema.arguments.out]:
+        arguments = [*in_order(schema), *schema.arguments.out]
+        # PyTorch passes keyword-only arguments by name.  Where all have defaults no star is needed, and Python fills in
+        # a positional default faster.
+        needed = any(runtime[a.name].kwarg_only and not runtime[a.name].has_default_value() for a in arguments)
+        for argument in arguments:
             info = runtime[argument.name]
-            if info.kwarg_only and not starred:
+            if info.kwarg_only and needed and not starred:
                 parts.append("*")
                 starred = True
             text = f"{safe(argument.name)}: {annotation(argument.type)}"
@@ -247,7 +251,9 @@ class Writer:
                 f"{INDENT}state = State()",
                 f"{INDENT}state.value = out",
                 f"{INDENT}tensor._lt = tensor.untyped_storage()._lt = state",
-                f"{INDENT}live[ref(state, dead)] = None",
+                f"{INDENT}fresh.append(state)",
+                f"{INDENT}if len(fresh) > FRESH:",
+                f"{INDENT * 2}sweep()",
                 f"{INDENT}return tensor",
                 "return make(out)",
             ]
@@ -279,7 +285,7 @@ class Writer:
             f"state = {first}._lt",
             "if state.__class__ is State:",
             f"{INDENT}if v_{first}.leaf:",
-            f"{INDENT * 2}live[ref(state, dead)] = None",
+            f"{INDENT * 2}track(state)",
             f"{INDENT}state.value = out[1][0]",
             "else:",
             f"{INDENT}write({first}, out[1][0])",

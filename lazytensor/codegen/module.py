@@ -11,7 +11,6 @@ from .layout import docstring
 _HOMES = {
     "collections.abc": ("Callable", "Mapping", "Sequence"),
     "typing": ("Any", "TypeVar"),
-    "weakref": ("ref",),
     "lazytensor.codegen.lowering": ("TSLoweringContext", "TSNode"),
     "lazytensor.codegen.node": ("Argument", "LazyNode", "Value", "torch_op"),
     "lazytensor.codegen.runtime": (
@@ -26,11 +25,11 @@ _HOMES = {
     "lazytensor.trace.ir": ("Const", "const"),
     "lazytensor.trace.record": ("Mutation", "op", "record", "record_view", "wrap"),
     "lazytensor.trace.storage": (
-        *("State", "dead", "lift", "lift_all", "live", "make", "make_optional", "make_view", "value_of", "values_of"),
-        "write",
+        *("FRESH", "State", "fresh", "lift", "lift_all", "make", "make_optional", "make_view", "sweep", "track"),
+        *("value_of", "values_of", "write"),
     ),
 }
-_STANDARD = ("collections.abc", "typing", "weakref")
+_STANDARD = ("collections.abc", "typing")
 # How a linter groups imports depends on where the file will live.
 _NOQA = "# ruff: noqa: I001, RUF100"
 # What the runtime returns depends on the op, which its types do not say.

@@ -77,7 +77,7 @@ def _fresh(tensor: torch.Tensor, base: State, geometry: Spec) -> torch.Tensor:
         op("aten::empty_strided"),
         (geometry.size, geometry.stride, geometry.dtype, None, torch.device("ltc", geometry.device), None),
     )
-    storage.live[storage.ref(base, storage.dead)] = None
+    storage.track(base)
     base.value = value
     base.spec_ = geometry
     base.data = None

@@ -15,7 +15,7 @@ from lazytensor.execute import fallback as fallbacks
 from lazytensor.trace import record, shapes, storage
 from lazytensor.trace.ir import Value
 from lazytensor.trace.record import Mutation, wrap
-from lazytensor.trace.storage import State, dead, live, ref, state_of, write
+from lazytensor.trace.storage import State, state_of, track, write
 from lazytensor.trace.storage import lock as lock  # generated kernels take it from here
 
 NUMBERS = frozenset((float, int, bool, complex))
@@ -87,7 +87,7 @@ def write_all(tensors: Sequence[torch.Tensor], values: list[Value]) -> None:
         state = state_of(tensor)
         if state.__class__ is State:
             if state.value is None or state.value.leaf:
-                live[ref(state, dead)] = None
+                track(state)
             state.value = value
         else:
             write(tensor, value)

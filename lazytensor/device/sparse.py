@@ -98,6 +98,8 @@ def _run(cpu: str, overload: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(argument, torch.Tensor) or argument.device.type != "ltc":
             return argument
         copy = to_cpu(argument)
+        if argument.requires_grad and not write:  # some kernels keep what backward needs only if someone wants it
+            copy = copy.detach().requires_grad_()
         if write:
             copy = copy.clone()
             written.append((argument, copy))

@@ -74,6 +74,7 @@ last = CutTiming()
 def pending() -> list[State]:
     """The states that wait for a value, in the order in which they were recorded."""
     found: list[State] = []
+    storage.sweep()
     for reference in list(storage.live):
         state = reference()
         if state is not None and state.__class__ is not ViewState:
@@ -93,6 +94,7 @@ def _run_pending(cause: str, wait: bool) -> None:
     global hits, misses, last
     report_failures()
     started = time.perf_counter()
+    storage.sweep()
     states: list[Any] = []
     views: list[ViewState] = []
     values: list[ir.Value] = []

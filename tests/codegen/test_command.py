@@ -149,7 +149,7 @@ def test_show_follows_an_op_of_the_device_from_yaml_to_lowering() -> None:
     titles = [line for line in text.split("\n") if line and not line.startswith(" ")]
     assert titles == ["schema", "YAML", "node", "kernel", "shape rule", "lowering"]
     assert "class AddTensor(TSNode):" in text
-    assert "def add_Tensor(self: LazyTensor, other: LazyTensor, *, alpha: Scalar = _c0) -> torch.Tensor:" in text
+    assert "def add_Tensor(self: LazyTensor, other: LazyTensor, alpha: Scalar = _c0) -> torch.Tensor:" in text
     assert "  structured\n" in text
     assert "context.builtin(self.op.name" in text
 
