@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazytensor.trace import elementwise, storage
+from lazytensor.trace import elementwise, probe, storage
 from lazytensor.trace.ir import Const, Number, Op, Spec, Value, flatten, spec_of, values_in
 
 if TYPE_CHECKING:
@@ -121,6 +121,10 @@ clean = _Clean
 
 def infer(op: Op, args: tuple[Any, ...]) -> Any:
     """The outputs of this op as meta tensors.  Raises eager's own error, or CannotInfer."""
+    if not op.view:
+        quick = probe.infer(op, args, _shielded)
+        if quick is not None:
+            return quick
     positional, keyword = call_arguments(op, args, _Stand("meta"))
     if keyword.get("layout", torch.strided) not in (None, torch.strided):
         raise CannotInfer(f"layout {keyword['layout']} has no lazy form")
@@ -133,6 +137,11 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
         if not op.view:
             result = _as_the_cpu(op, args, result, positional)
     return result if op.view else _in_own_memory(_wanted(op, args, result))
+
+
+def _shielded(overload: Any, positional: list[Any], keyword: dict[str, Any]) -> Any:
+    with clean():
+        return overload._op(*positional, **keyword)
 
 
 CHEAP = 1 << 14  # elements, in and out, up to which the CPU kernel is asked: it is then quicker than most meta kernels
@@ -287,6 +296,11 @@ def infer_mutation(
     known = inferred_mutations.get(question)
     if known is not None:
         return known, True
+    if len(inferred_mutations) > 100_000:
+        inferred_mutations.clear()
+    if question is not None and not outs and probe.accepts(mutation, args, _shielded):
+        known = inferred_mutations[question] = [_specs(w) for w in written]
+        return known, True
     stand = _Apart("meta")
     out_tensors = [stand.tensor(s) for s in outs]
     failed = _try(mutation, args, stand, out_tensors)
@@ -314,8 +328,6 @@ def infer_mutation(
         _ask_about_mutation(mutation, args, outs)
     wanted = [spec_of(t, device) for t in out_tensors] if outs else [_specs(w) for w in written]
     if question is not None:
-        if len(inferred_mutations) > 100_000:
-            inferred_mutations.clear()
         inferred_mutations[question] = wanted
     return wanted, general
 
