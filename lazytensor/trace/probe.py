@@ -63,7 +63,7 @@ def accepts(mutation: Mutation, args: tuple[Any, ...], call: Call) -> bool:
     return _answer(mutation, args, call, _own_stand_in) is not None
 
 
-# --- which ops ---------------------------------------------------------------------------------------------------------
+# --- which ops --------------------------------------------------------------------------------------------------------
 
 _known: dict[Any, bool] = {}
 
@@ -82,7 +82,7 @@ def _elementwise(op: Op | Mutation) -> bool:
     return known
 
 
-# --- operands ----------------------------------------------------------------------------------------------------------
+# --- operands ---------------------------------------------------------------------------------------------------------
 
 
 def _usual(spec: Spec) -> bool:
@@ -139,7 +139,7 @@ def _answer(op: Op | Mutation, args: tuple[Any, ...], call: Call, stand_in: Call
     return True if result is None else result
 
 
-# --- ops over lists ----------------------------------------------------------------------------------------------------
+# --- ops over lists ---------------------------------------------------------------------------------------------------
 
 
 def _list(op: Op, args: tuple[Any, ...], call: Call) -> list[torch.Tensor] | None:

@@ -145,14 +145,14 @@ def sweep() -> None:
     """Let go of the fresh states that no tensor holds any more, and hold the others weakly.
 
     Most states die young.  A weak reference with its callback costs 0.3 µs, three times what a place in this list and
-    its share of the sweep do.  A view holds its base: such a base is held weakly here and dies when the list is emptied.
+    its share of the sweep do.  A view holds its base, which is then held weakly here and dies when the list is emptied.
     """
     for state in [s for s in fresh if getrefcount(s) > _UNHELD]:
         live[ref(state, dead)] = None
     fresh.clear()
 
 
-_UNHELD = [getrefcount(s) for s in [State()]][0]  # counted as above, where only the list holds the state
+(_UNHELD,) = [getrefcount(s) for s in [State()]]  # counted as above, where only the list holds the state
 
 
 def lift(number: Any) -> Number:
