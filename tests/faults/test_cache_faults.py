@@ -27,8 +27,8 @@ def own_cache(tmp_path: Path) -> Iterator[None]:
 def folder(tmp_path: Path, name: str, content: bytes = b"x" * 50) -> Path:
     made = tmp_path / name
     made.mkdir()
-    (made / "wrapper.py").write_bytes(content)
-    (made / "kernel0.so").write_bytes(content[::-1])
+    (made / "graph.cpp").write_bytes(content)
+    (made / "graph.so").write_bytes(content[::-1])
     return made
 
 
@@ -36,7 +36,7 @@ def test_an_entry_cut_at_any_byte_is_ignored(tmp_path: Path, caplog: pytest.LogC
     key = diskcache.key_of("some graph")
     entry = diskcache.store(key, folder(tmp_path, "made"), {"line": "a.py:1"})
     assert diskcache.find(key) is not None
-    for name in ("manifest.json", "wrapper.py", "kernel0.so"):
+    for name in ("manifest.json", "graph.cpp", "graph.so"):
         path = entry / name
         whole = path.read_bytes()
         for length in range(len(whole)):
@@ -47,7 +47,7 @@ def test_an_entry_cut_at_any_byte_is_ignored(tmp_path: Path, caplog: pytest.LogC
         assert diskcache.find(key) is not None
     diskcache._said.discard(key)
     caplog.clear()
-    (entry / "wrapper.py").write_bytes(b"")
+    (entry / "graph.cpp").write_bytes(b"")
     with caplog.at_level(logging.WARNING, "lazytensor"):
         diskcache.find(key)
         diskcache.find(key)
@@ -97,7 +97,7 @@ def test_what_a_killed_process_left_half_written_is_swept_away() -> None:
     old, new = diskcache.root() / "tmpold", diskcache.root() / "tmpnew"
     for half in (old, new):
         half.mkdir()
-        (half / "wrapper.py").write_text("half")
+        (half / "graph.cpp").write_text("half")
     graph = diskcache.root() / "x.graph"
     graph.write_text("{}")
     then = time.time() - 2 * diskcache._LEFT_SECONDS

@@ -102,10 +102,10 @@ def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(
     cache = tmp_path / "cache"
     shutil.copytree(trained[0], cache)
     entries = [p for p in (cache / "graphs").iterdir() if p.is_dir()]
-    with open(entries[0] / "wrapper.py", "a") as file:
+    with open(entries[0] / "graph.cpp", "a") as file:
         file.write("# changed\n")
     found = run(cache)
-    assert found["log"].count("is ignored: wrapper.py was changed") == 1
+    assert found["log"].count("is ignored: graph.cpp was changed") == 1
     assert found["compiler_started"]
     assert found["losses"] < 1e-6
 

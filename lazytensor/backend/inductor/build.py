@@ -1,8 +1,9 @@
 """From a graph to a folder with what TorchInductor made of it.
 
 Runs in the compiling process, or in this one when asked to wait.  What comes out needs no compiler and no pickle to be
-run again: ``wrapper.py``, the Python that calls the kernels in order; ``kernel0.so`` …, one shared object per fused
-kernel; ``kernels.cpp``, their sources, for people to read; ``call.json``, what the wrapper is called with.
+run again: ``graph.so``, the whole step as one C++ function, which holds the interpreter's lock only to take its inputs
+and give its results, so that the next step is recorded while it runs; ``graph.cpp``, its source, for people to read;
+``call.json``, what it is called with.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,16 +21,9 @@ import torch
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.lower import Lowered, Lowering
 
-# The kernels are called from Python; this releases the interpreter's lock around each, so that the next step can be
-# recorded while this one runs.  It is the template that Inductor fills in.
-_CALL = (
-    "[](auto... arguments) {{ struct Released {{ PyThreadState* state = PyEval_SaveThread(); "
-    "~Released() {{ PyEval_RestoreThread(state); }} }} released; kernel(arguments...); }}({}); Py_RETURN_NONE;"
-)
-_KERNEL = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\((\[.*?\]), r'''(.*?)'''\)$", re.DOTALL | re.MULTILINE)
 _OPTIONS: dict[str, Any] = {
     "fx_graph_cache": False,  # our own cache holds the result
-    "cpp_wrapper": False,
+    "cpp_wrapper": True,
     "compile_threads": 1,
     "size_asserts": False,  # inputs have the declared geometry: the cut made them
     "alignment_asserts": False,
@@ -57,14 +50,18 @@ def build(graph: Graph, numbers: list[Any], folder: Path) -> None:
     lowered = Lowering(graph, numbers).run()
     mode = FakeTensorMode()
     inputs = _fake_inputs(graph, lowered, mode)
-    with torch.no_grad(), _kernels_release_the_lock(), config.patch(**_OPTIONS):
+    with torch.no_grad(), config.patch(**_OPTIONS):
         with mode:
             traced = make_fx(lowered.module, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
         _keep_strides(traced, graph, lowered)
-        compiled: Any = compile_fx_inner(traced, inputs)
+        with _loaded() as functions:
+            compiled: Any = compile_fx_inner(traced, inputs, cpp_wrapper=True)
         if compiled.constants:
             raise Unsupported("the compiled graph holds tensors of its own")
-        _store_kernels(compiled.source_code, folder)
+        if len(functions) != 1:
+            raise Unsupported(f"the compiled graph has {len(functions)} entry points")
+        shutil.copyfile(functions[0].__self__.__file__, folder / "graph.so")
+        (folder / "graph.cpp").write_text(_source(compiled.source_code))
     call = {
         "floats": lowered.floats,
         "ints": lowered.ints,
@@ -96,44 +93,29 @@ def _keep_strides(traced: torch.fx.GraphModule, graph: Graph, lowered: Lowered) 
     output.meta["original_output_strides"] = [graph.outputs[i].spec.stride for i in lowered.returned]
 
 
-def _store_kernels(source: str, folder: Path) -> None:
-    """Keep the compiled kernels, and the wrapper without their sources."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    texts: list[str] = []
-    names: list[str] = []
-    for match in _KERNEL.finditer(source):
-        name, types, text = match.groups()
-        function = CppPythonBindingsCodeCache.load_pybinding(json.loads(types.replace("'", '"')), text)
-        shutil.copyfile(function.__self__.__file__, folder / f"kernel{len(names)}.so")
-        names.append(name)
-        texts.append(f"// {name}\n{text}")
-    stripped = _KERNEL.sub("", source)
-    if "async_compile." in stripped.replace("async_compile.wait(globals())", ""):
-        raise Unsupported("the compiled graph has a kernel of another kind than C++")
-    start = stripped.index("class Runner")
-    end = stripped.find("\ndef get_args", start)
-    end = end if end >= 0 else stripped.find("\ndef benchmark_compiled_module", start)
-    body = stripped[start:end] if end >= 0 else stripped[start:]
-    (folder / "wrapper.py").write_text(f"KERNELS = {names!r}\n\n\n{body}\n")
-    (folder / "kernels.cpp").write_text("\n".join(texts))
+def _source(wrapper: str) -> str:
+    """The C++ in the Python text that Inductor wrote."""
+    start = wrapper.find('r"""')
+    return wrapper[start + 4 : wrapper.find('"""', start + 4)].lstrip() if start >= 0 else ""
 
 
 @contextlib.contextmanager
-def _kernels_release_the_lock() -> Iterator[None]:
-    """Let the kernels compiled in this block release the interpreter's lock while they run.
+def _loaded() -> Iterator[list[Any]]:
+    """The entry functions of what Inductor compiles and loads in this block: it tells no other way where they are."""
+    from torch._inductor.codecache import CppWrapperCodeCache as Cache
 
-    Inductor has no option for it.  Symptom without: the thread that records the next step stood still while a kernel
-    ran.
-    """
-    from torch._inductor.codecache import CppPythonBindingsCodeCache as Cache
+    found: list[Any] = []
+    load = Cache.load_pybinding
 
-    before = Cache.call_entry_function
-    Cache.call_entry_function = _CALL
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found.append(load(*args, **kwargs))
+        return found[-1]
+
+    Cache.load_pybinding = noted  # type: ignore[method-assign]
     try:
-        yield
+        yield found
     finally:
-        Cache.call_entry_function = before
+        del Cache.load_pybinding
 
 
 def no_compiler() -> str | None:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lazytensor import settings
 from lazytensor.backend import diskcache, graphfile
 from lazytensor.backend.graph import Graph
@@ -63,6 +65,7 @@ class Service:
                 "graph": name,
                 "numbers": [encode(n) for n in numbers],
                 "about": about,
+                "threads": torch.get_num_threads(),
                 "seconds": settings.compile_seconds,
             }
             try:

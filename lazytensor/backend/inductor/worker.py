@@ -1,8 +1,8 @@
 """The compiling process: takes graphs from its standard input and leaves compiled entries in the disk cache.
 
 One line in, one line out, both JSON.  In: ``{"id", "key", "graph" (path of a graph file), "numbers", "about",
-"seconds"}``.  Out: ``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so that training has the machine; it
-ends with its parent.
+"threads", "seconds"}``.  Out: ``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so that training has the
+machine; it ends with its parent.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def main() -> None:
     os.dup2(2, 1)  # what compilers print is no answer
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 2)))
     signal.signal(signal.SIGALRM, _too_late)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         job = json.loads(line)
         answer: dict[str, Any] = {"id": job["id"], "ok": True}
         signal.alarm(int(job["seconds"]))
+        torch.set_num_threads(job["threads"])  # the code is made for so many
         try:
             compile_job(job)
         except _Late:
