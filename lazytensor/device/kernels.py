@@ -106,12 +106,13 @@ def _same_memory(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of the same storage: eager copies nothing then, and finds no overlap.
 
     Symptom: ``x.view(-1)[...] = x`` raised "some elements of the input tensor and the written-to tensor refer to …" for
-    an x without dimensions, which the CPU fills in and other devices copy.
+    an x without dimensions.  PyTorch fills such a value in on the CPU, and on other devices expands it, which leaves a
+    stride of 0, and copies.
     """
     if one.untyped_storage()._cdata != two.untyped_storage()._cdata:
         return False
     a, b = state_of(one).spec, state_of(two).spec
-    lone = not b.size and a.numel == 1 and (a.offset, a.dtype, a.bits) == (b.offset, b.dtype, b.bits)
+    lone = a.numel == b.numel == 1 and not any(b.stride) and (a.offset, a.dtype, a.bits) == (b.offset, b.dtype, b.bits)
     return a is b or lone
 
 

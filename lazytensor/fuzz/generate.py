@@ -383,13 +383,15 @@ class Writer:
         if source is None:
             return ""
         other = self.pick()
+        # A bool of which a byte is neither 0 nor 1, which a write through another dtype makes, has no defined value.
+        whole = f"({source} if {source}.dtype is not torch.bool else {source}.to(torch.uint8))"
         return self.random.choice(
             [
                 f"{source}.t_()",
                 f"{source}.squeeze_()",
                 f"{source}.unsqueeze_(0)",
                 f"{source}.data = {other}.data.clone()",
-                f"{self.name()} = {source}.view(torch.int32)",
+                f"{self.name()} = {whole}.view(torch.int32)",
             ]
         )
 

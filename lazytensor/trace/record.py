@@ -275,6 +275,7 @@ class Mutation:
         device = outs[0].device if outs else next(values_in(written)).spec.device
         asked = outs
         if outs:
+            shapes.check_overlap(self, args, outs)
             # An out= tensor of another size is resized: to ask about an empty one spares PyTorch's warning, which is
             # ours.
             results = _listed(intern(self.functional, self._functional_arguments(args, outs)))

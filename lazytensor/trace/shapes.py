@@ -388,6 +388,15 @@ def check_out(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...],
         raise error
 
 
+def check_overlap(mutation: Mutation, args: tuple[Any, ...], outs: tuple[Spec, ...]) -> None:
+    """Raise what eager raises for an out= tensor of which elements share memory: it looks at that before the size."""
+    if any(map(may_overlap, outs)):
+        stand = _Apart("cpu")
+        error = _try(mutation, args, stand, [stand.tensor(s) for s in outs])
+        if error is not None:
+            raise error
+
+
 class _Apart(_Stand):
     """Stand-ins of which no two share memory, also where two arguments have the same value."""
 
