@@ -63,7 +63,7 @@ class Setting(Generic[T]):
 
 _ALL: dict[str, Setting[Any]] = {
     "devices": Setting(2, "LAZYTENSOR_DEVICES", "How many virtual devices there are: ltc:0, ltc:1, …"),
-    "backend": Setting("reference", "LAZYTENSOR_BACKEND", "The backend that compiles and runs graphs."),
+    "backend": Setting("auto", "LAZYTENSOR_BACKEND", "The backend that compiles and runs graphs."),
     "on_backend_failure": Setting(
         "raise",
         "LAZYTENSOR_ON_BACKEND_FAILURE",

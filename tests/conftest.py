@@ -1,8 +1,15 @@
-"""Shared by every test: this folder is on the path (``import support``), and no test sees what another left pending."""
+"""Shared by every test: this folder is on the path (``import support``), and no test sees what another left pending.
+
+Tests compare with eager bit by bit, so they run on the backend that defines what a graph means, not on the default one.
+"""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ.setdefault("LAZYTENSOR_BACKEND", "reference")
 
 import lazytensor as lt
 

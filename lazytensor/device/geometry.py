@@ -68,8 +68,14 @@ def resize(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...] 
 
 
 def _is_alone(tensor: torch.Tensor, base: State) -> bool:
-    """Whether nothing can be seen of what the storage held: it was empty."""
-    return base.spec.numel == 0 and base.__class__ is State and tensor.storage_offset() == 0
+    """Whether nothing can be seen of what the storage held: it was empty, and no other tensor looks at it.
+
+    Symptom: after ``torch.mul(x, 2, out=empty.detach())`` ``empty`` had the size of the result too.
+    """
+    if base.spec.numel or base.__class__ is not State or tensor.storage_offset():
+        return False
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) <= 2  # type: ignore[attr-defined]  # the tensor's own and this one
 
 
 def _fresh(tensor: torch.Tensor, base: State, geometry: Spec) -> torch.Tensor:

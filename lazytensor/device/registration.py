@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ from lazytensor.codegen import device as generated
 from lazytensor.device.module import DeviceModule
 from lazytensor.trace.tensors import DEVICE
 
+
+class _Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+    """Tells PyTorch which device a guard is for, which the autograd engine asks a thousand times in a step.
+
+    So the answer comes from a function without a Python frame.
+    """
+
+    type_ = staticmethod(itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__)  # type: ignore
+
+
 library: Any = None
 generated_kernels: dict[str, Any] = {}  # the generated ones by op
 
@@ -27,7 +38,7 @@ def register() -> None:
     owner = torch._C._get_privateuse1_backend_name()
     if owner not in ("privateuseone", DEVICE) or (owner == DEVICE and hasattr(torch, DEVICE)):
         raise errors.DeviceInUse(owner)
-    _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule())
+    _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule(), device_guard=_Guard())
     generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_storage=True, for_packed_sequence=False
     )

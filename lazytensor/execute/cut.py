@@ -141,7 +141,8 @@ def _run_pending(cause: str, wait: bool) -> None:
     inputs += [numbers[i] for i in computation.numbers]
     timing.collect = time.perf_counter() - started - timing.compile
     if backend.asynchronous and settings.run_in_background and events.take_over is None and profiled is None:
-        _send(cause, computation, inputs, states, views, hit, started, timing)
+        wait = wait or cause not in _UNHURRIED
+        _send(cause, computation, inputs, states, views, hit, started, timing, wait)
         if wait:
             settle()
         return
@@ -201,8 +202,9 @@ def _send(
     hit: bool,
     started: float,
     timing: CutTiming,
+    wait: bool,
 ) -> None:
-    """Hand a cut to the pipeline and begin the next trace at once."""
+    """Hand a cut to the pipeline and begin the next trace at once, or when it has run."""
     global last
     run = Run()
     futures = []
@@ -225,9 +227,16 @@ def _send(
     timing.install = time.perf_counter() - before
     timing.outputs = len(computation.graph.outputs)
     last = timing
-    events.on_cut(cause, computation, hit, started, timing, None)
+    if wait:
+        run.done.wait()
+    failures = pipeline.failures if wait else []
+    events.on_cut(cause, computation, hit, started, timing, failures[0].error if failures else None)
     if timing.compile:
         _trim()
+
+
+# Why a cut may be made for which nobody waits; any other is made because a value is read now.
+_UNHURRIED = ("sync", "budget")
 
 
 def settle() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from lazytensor import settings
 from lazytensor.backend.contract import Failure
 from lazytensor.backend.reference import Program
+from lazytensor.execute.openmp import release_pool
 from lazytensor.trace.future import Future, Run
 
 log = logging.getLogger("lazytensor")
@@ -67,6 +68,7 @@ class Pipeline:
 
     def submit(self, task: Task) -> None:
         """Run a cut in the background; waits while too many are under way."""
+        release_pool()
         with self.changed:
             if self.thread is None:
                 thread = threading.Thread(target=self._work, daemon=True, name="lazytensor-run")
@@ -103,8 +105,8 @@ class Pipeline:
             except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
                 self._lose(task, problem)
             finally:
-                task.run.done.set()
                 task.done()
+                task.run.done.set()
                 del task
                 with self.changed:
                     self.tasks.popleft()
@@ -137,6 +139,7 @@ class Pipeline:
                 future.error = result
             else:
                 future.value = result
+                future.previous = None  # else each step's results would hold on to those of all steps before
         self.failures += [r for r in results if r.__class__ is Failure]
 
 

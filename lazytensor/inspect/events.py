@@ -227,8 +227,10 @@ def on_fallback(name: str, reason: Any, arguments: Iterable[Any]) -> Fallback:
 
 
 def wait_for(cause: str, state: Any) -> Any:
-    """The data of a state that a cut in the background is still making, waited for."""
-    if guard is not None and not state.data.run.done.is_set():
+    """The data of a state that a cut in the background is making, waited for if it is not there yet."""
+    if state.data.run.done.is_set():
+        return settled(state)
+    if guard is not None:
         guard(cause)
     before = time.perf_counter()
     data = settled(state)

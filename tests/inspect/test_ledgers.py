@@ -83,7 +83,7 @@ def test_a_read_that_ends_the_step_splits_nothing() -> None:
 
 def test_prices_add_up() -> None:
     x = pending()
-    lt.sync()
+    lt.sync(wait=True)
     (cut,) = lt.syncs().data["cuts"]
     assert cut["seconds"] == pytest.approx(cut["collect"] + cut["compile"] + cut["execute"] + cut["install"])
     assert cut["execute"] > 0
