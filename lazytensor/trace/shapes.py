@@ -163,26 +163,21 @@ def _as_the_cpu(op: Op, args: tuple[Any, ...], result: Any, operands: list[Any])
     try:
         found = on_zeros(op, args)
     except Exception as error:
-        # Zeros may be bad data.  What is wrong with ones as well is wrong with any; but a matrix of either is singular,
-        # and integers may be lengths that have to add up (segment_reduce), unless the error is about their type.
-        # Where each element stands for itself nothing has to add up.
-        whole = torch.Tag.pointwise not in op.overload.tags and any(v.dtype in _WHOLE for v in values_in(args))
-        suspect = whole and "type" not in str(error) and not isinstance(error, NotImplementedError)
-        if isinstance(error, torch.linalg.LinAlgError) or suspect or str(_error_on(op, args, 1)) != str(error):
-            return result
-        raise error.with_traceback(None) from None
+        # Zeros may be bad data (a remainder by zero).  What is wrong with ones as well is wrong with any; but a matrix
+        # of either is singular, and integers may be lengths that have to add up (segment_reduce), unless the error is
+        # about their type.  Where each element stands for itself nothing has to add up.
+        try:
+            found = on_zeros(op, args, 1)
+        except Exception as again:
+            whole = torch.Tag.pointwise not in op.overload.tags and any(v.dtype in _WHOLE for v in values_in(args))
+            suspect = whole and "type" not in str(error) and not isinstance(error, NotImplementedError)
+            if isinstance(error, torch.linalg.LinAlgError) or suspect or str(again) != str(error):
+                return result
+            raise error.with_traceback(None) from None
     return found if op.name in CPU_DECIDES or _sizes(found) == _sizes(result) else result
 
 
 _WHOLE = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-
-
-def _error_on(op: Op, args: tuple[Any, ...], fill: int) -> Exception | None:
-    try:
-        on_zeros(op, args, fill)
-    except Exception as error:
-        return error
-    return None
 
 
 def _elements(result: Any) -> int:
