@@ -127,3 +127,23 @@ def test_a_backend_with_memory_of_its_own_used_before_does_not_make_cuts_wait(
         lt.sync()
     background.open.set()
     assert x.tolist() == [2.0] * 4
+
+
+def test_results_of_past_steps_are_let_go(background: Background) -> None:
+    """Nobody reads the parameter, so every step's result is a future: each must not hold the one before."""
+    x = torch.ones(3, device="ltc")
+    for _ in range(5):
+        x.add_(1)
+        lt.sync()
+    lt.wait()
+    newest = state_of(x).data
+    assert isinstance(newest, Future)
+    assert newest.previous is None
+    assert x.tolist() == [6.0] * 3
+
+
+def test_a_read_waits_and_is_one_row_of_the_ledger(background: Background) -> None:
+    before = len(lt.syncs().data["cuts"])
+    assert (torch.ones(3, device="ltc") + 1).sum().item() == 6.0
+    (cut,) = lt.syncs().data["cuts"][before:]
+    assert cut["execute"] > 0

@@ -128,6 +128,10 @@ class Lowering:
                 assert value is not None
                 self._done(value, RULES[name](self, list(node.args), node))
             return
+        if name in EXPANDED:
+            for value, made in zip(node.outputs, EXPANDED[name](self, node), strict=True):
+                self._done(value, made)
+            return
         positional, keyword = call_arguments(node.op, node.args, self.get)
         made = self.call(node.op.overload, *positional, **keyword)
         returns = node.op.overload._schema.returns
@@ -357,3 +361,29 @@ def _unary(name: str) -> Rule:
 
 for _name in ("sqrt", "neg", "abs", "exp", "reciprocal", "log", "sigmoid", "tanh", "sign", "rsqrt"):
     RULES[_name] = _unary(_name)
+
+
+# --- ops with several results that Inductor's C++ wrapper cannot call ------------------------------------------------
+
+EXPANDED: dict[str, Callable[[Lowering, Node], list[FxNode]]] = {}
+
+
+def _unscale(low: Lowering, node: Node) -> list[FxNode]:
+    """The check of ``GradScaler``, as elementwise ops.
+
+    Symptom: "fallback kernels with runtime lookup currently only support tensor returns".
+    """
+    gradients, found, inverse = node.args
+    flag, factor = low.get(found), low.get(inverse)
+    scaled = []
+    for gradient in gradients:
+        wide = low.call(aten._to_copy.default, low.get(gradient), dtype=torch.float32)
+        finite = low.call(aten.all.default, low.call(aten.isfinite.default, wide))
+        bad = low.call(aten._to_copy.default, low.call(aten.logical_not.default, finite), dtype=torch.float32)
+        flag = low.call(aten.maximum.default, flag, bad)
+        product = low.call(aten.mul.Tensor, wide, factor)
+        scaled.append(low.call(aten._to_copy.default, product, dtype=gradient.dtype))
+    return [*scaled, flag]
+
+
+EXPANDED["_amp_foreach_non_finite_check_and_unscale"] = _unscale
