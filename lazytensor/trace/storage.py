@@ -207,7 +207,9 @@ def new_view(base: State, parent: State | ViewState | None, value: Value) -> Vie
     """A view of ``base`` with the geometry of ``value``; the existing one, if a tensor still has it."""
     if base.__class__ is State:
         base.__class__ = ViewedState
-    views: dict[Spec, weakref.ref[ViewState]] = base.views  # type: ignore[assignment]
+    views = base.views_
+    if views is None:
+        views = base.views_ = {}
     known = views.get(value.spec, _nothing)()
     if known is not None:
         return known
@@ -216,7 +218,9 @@ def new_view(base: State, parent: State | ViewState | None, value: Value) -> Vie
     view.base = base
     view.parent = parent
     views[value.spec] = ref(view)
-    track(view)
+    fresh.append(view)
+    if len(fresh) > FRESH:
+        sweep()
     return view
 
 
@@ -327,11 +331,19 @@ def _extent(geometry: Spec) -> int:
 
 
 def make_view(tensor: torch.Tensor, value: Value) -> torch.Tensor:
-    """A new tensor over the storage of ``tensor`` that sees ``value``, which a view op made from the tensor's value."""
-    parent = state_of(tensor)
-    base = parent.base if isinstance(parent, ViewState) else parent
-    alias = tensors.alias(tensor, value)
-    alias._lt = base if value.spec is base.spec else new_view(base, parent, value)  # type: ignore[attr-defined]
+    """A new tensor over the storage of ``tensor`` that sees ``value``, which a view op made from the tensor's value.
+
+    That value was read just now, so the tensor has its shortcut.
+    """
+    parent: Any = tensor._lt  # type: ignore[attr-defined]
+    base: Any = parent.base if parent.__class__ is ViewState else parent
+    geometry = value.spec
+    if tensor.dtype is geometry.dtype:
+        with tensors.as_meta:
+            alias = tensor.as_strided(geometry.size, geometry.stride, geometry.offset)
+    else:
+        alias = tensors.alias(tensor, value)
+    alias._lt = base if geometry is (base.spec_ or base.spec) else new_view(base, parent, value)  # type: ignore[attr-defined]
     return alias
 
 

@@ -20,7 +20,7 @@ DEVICE = "ltc"
 create = torch._C._acc.create_empty_tensor  # type: ignore[attr-defined]
 # Made once and entered again and again, which is a third cheaper than a new one each time.  (Setting the key and
 # clearing it by hand would be cheaper still, but clearing leaves the backend's bit behind.)
-_as_meta = torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.Meta)  # type: ignore[attr-defined]
+as_meta = torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.Meta)  # type: ignore[attr-defined]
 _below_autograd = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]
 _set = torch.ops.aten.set_.source_Storage_storage_offset
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -43,14 +43,14 @@ def reshape(tensor: torch.Tensor, storage: torch.UntypedStorage, spec: Spec) -> 
         # The Meta kernel refuses a storage that cannot grow, as those from DLPack; the CPU's asks only whether it is
         # large enough.
         return _set.redispatch(_CPU, tensor, storage, spec.offset, spec.size, spec.stride)  # type: ignore[no-any-return]
-    with _below_autograd(), _as_meta:
+    with _below_autograd(), as_meta:
         return tensor.set_(storage, spec.offset, spec.size, spec.stride)  # type: ignore[call-overload,no-any-return]
 
 
 def alias(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     """A second shell over the same storage, with the geometry of a view's value."""
     spec = value.spec
-    with _as_meta:
+    with as_meta:
         if spec.dtype is tensor.dtype:
             return tensor.as_strided(spec.size, spec.stride, spec.offset)
         extent = spec.offset + 1 + sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True) if n)
@@ -107,6 +107,6 @@ def _on_device(index: int, dtype: torch.dtype) -> torch.Tensor:
     capsule = _new_capsule(ctypes.addressof(template[0]), b"dltensor", None)
     tensor: torch.Tensor = torch._C._from_dlpack(capsule)  # type: ignore[attr-defined]
     if dtype is not torch.uint8:
-        with _below_autograd(), _as_meta:
+        with _below_autograd(), as_meta:
             tensor = tensor.view(dtype)
     return tensor

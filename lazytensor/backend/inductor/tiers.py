@@ -63,10 +63,12 @@ class Tiered:
                 return self._run(compiled, inputs)
             self._varied()
         self.runs += 1
-        if self.state is COLD and self._want(inputs) and self.wait:
-            self._arrived.wait()
-            if self.compiled is not None and self.compiled.accepts(inputs):
-                return self._run(self.compiled, inputs)
+        if self.state is COLD and self._want(inputs):
+            if self.wait:
+                self._arrived.wait()
+            compiled = self.compiled  # from the disk cache at once, from the compiler only if that was waited for
+            if compiled is not None and compiled.accepts(inputs):
+                return self._run(compiled, inputs)
         return self.first(*inputs)
 
     def _run(self, compiled: Compiled, inputs: tuple[Any, ...]) -> list[Any]:
