@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,22 +16,29 @@ def command(
     op: Annotated[
         list[str] | None, typer.Option(help="The op_db entries for the table of ops; repeatable. Default: all.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write what is shown as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write what is shown as JSON to this file as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")] = False,
 ) -> None:
     """List the backends with their devices, versions and options; with a NAME, check it and show the ops it takes by
     itself.
     """
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=as_json)
     if name is None:
-        _list(console, json)
-        return
-    failed = check(name, op, console, json)
+        found: Any = _list(console)
+        failed = 0
+    else:
+        found, failed = check(name, op, console)
+    text = json.dumps(found, indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    if as_json:
+        print(text)
     raise typer.Exit(1 if failed else 0)
 
 
-def _list(console: Any, out: Path | None) -> None:
+def _list(console: Any) -> list[dict[str, Any]]:
     from rich.table import Table
 
     from lazytensor import settings
@@ -50,17 +57,16 @@ def _list(console: Any, out: Path | None) -> None:
             options,
         )
     console.print(table)
-    if out is not None:
-        out.write_text(json_module.dumps([info._asdict() for info in found], indent=1) + "\n")
+    return [info._asdict() for info in found]
 
 
-def check(name: str, entries: list[str] | None, console: Any, out: Path | None = None) -> int:
-    """Run the behaviours and the coverage of ops, print both; how many behaviours are broken."""
+def check(name: str, entries: list[str] | None, console: Any) -> tuple[dict[str, Any], int]:
+    """Run the behaviours and the coverage of ops, print both; what was found, and how many behaviours are broken."""
     from rich.table import Table
 
     from lazytensor.conformance import suite
 
-    result = suite.run(name, entries or None, out)
+    result = suite.run(name, entries or None)
     behaviours = result["behaviours"]
     for finding in behaviours:
         mark = "[green]✓[/green]" if finding["kept"] else "[red]✗[/red]"
@@ -76,4 +82,4 @@ def check(name: str, entries: list[str] | None, console: Any, out: Path | None =
     native = sum(set(count) == {suite.NATIVE} for count in result["coverage"].values())
     kept = f"{len(behaviours) - broken} of {len(behaviours)} behaviours kept"
     console.print(f"{kept}; {native} of {len(result['coverage'])} ops native")
-    return broken
+    return result, broken

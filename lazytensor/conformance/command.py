@@ -27,7 +27,8 @@ def command(
         bool, typer.Option("--fresh", help="Begin again instead of continuing an interrupted run.")
     ] = False,
     state: Annotated[Path | None, typer.Option(help="Where the run's state is kept.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the table (operator × dtype) as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the table (operator × dtype) as JSON to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the table as a page.")] = None,
 ) -> None:
     """Check a backend with PyTorch's own samples: every result, gradient, stride and error must be CPU eager's."""
@@ -50,25 +51,27 @@ def command(
     keys = {chunk.key[:2] for chunk in chunks}
     found = table.table([r for r in kept.rows if (r["op"], r["dtype"]) in keys], kept.header)
     broken = [] if op else suite.broken(backend, found)
-    if json is not None:
-        table.write_json(found, json)
+    if out is not None:
+        table.write_json(found, out)
+    if as_json:
+        print(table.text(found))
     if html is not None:
         table.write_html(found, html)
-    out = Console(highlight=False)
+    told = Console(highlight=False, quiet=as_json)
     for finding in broken:
-        out.print(f"[red]✗[/red] {finding['group']}: {finding['name']}: ", end="")
-        out.print(finding["detail"][:300], markup=False)
+        told.print(f"[red]✗[/red] {finding['group']}: {finding['name']}: ", end="")
+        told.print(finding["detail"][:300], markup=False)
     wrong = [(c, f) for c in found["cells"] for f in c["failures"]]
     for cell, failure in wrong[:40]:
-        told = f"{cell['op']} {cell['dtype']}, {failure['form']} {failure['sample']}: {failure['status']}"
-        out.print(f"[red]✗[/red] {told}: ", end="")
-        out.print(str(failure.get("detail", ""))[:300], markup=False)
+        line = f"{cell['op']} {cell['dtype']}, {failure['form']} {failure['sample']}: {failure['status']}"
+        told.print(f"[red]✗[/red] {line}: ", end="")
+        told.print(str(failure.get("detail", ""))[:300], markup=False)
     if len(wrong) > 40:
-        out.print(f"… and {len(wrong) - 40} more; --json has all of them")
-    for line in table.summary(found):
-        out.print(line)
+        told.print(f"… and {len(wrong) - 40} more; --out has all of them")
+    for summed in table.summary(found):
+        told.print(summed)
     if not op:
-        out.print(f"{len(found['behaviours']) - len(broken)} of {len(found['behaviours'])} behaviours kept")
+        told.print(f"{len(found['behaviours']) - len(broken)} of {len(found['behaviours'])} behaviours kept")
     raise typer.Exit(1 if wrong or broken else 0)
 
 

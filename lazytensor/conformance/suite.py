@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -225,13 +223,10 @@ def broken(backend: str, into: dict[str, Any]) -> list[dict[str, Any]]:
     return [finding for finding in into["behaviours"] if not finding["kept"]]
 
 
-def run(backend: str, entries: Iterable[str] | None = (), out: Path | None = None) -> dict[str, Any]:
+def run(backend: str, entries: Iterable[str] | None = ()) -> dict[str, Any]:
     """Everything; ``entries`` are the OpInfo entries for the coverage (None: all)."""
-    result: dict[str, Any] = {
+    return {
         "backend": backend,
         "behaviours": [asdict(finding) for finding in behaviours(backend)],
         "coverage": coverage(backend, entries),
     }
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
-    return result

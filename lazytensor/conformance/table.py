@@ -67,9 +67,14 @@ def summary(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def text(found: dict[str, Any]) -> str:
+    """The table for machines."""
+    return json.dumps(found, indent=1)
+
+
 def write_json(found: dict[str, Any], path: Path) -> None:
     """Write the table for machines."""
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    path.write_text(text(found) + "\n", encoding="utf-8")
 
 
 def write_html(found: dict[str, Any], path: Path) -> None:

@@ -112,6 +112,10 @@ def write_out(
         except shapes.CannotInfer as reason:
             sharing.run_in_memory(mutation, key, arguments, outs, reason)
             return
+    resized = [out for out, value in zip(outs, entry[1], strict=True) if out.shape != value.size]
+    if resized and sharing.one_storage(resized, arguments):
+        sharing.run_in_memory(mutation, key, arguments, outs, "its out= tensor grows in memory that it reads")
+        return
     for out, value in zip(outs, entry[1], strict=True):
         if out.shape != value.size:
             if out.numel():

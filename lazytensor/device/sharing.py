@@ -42,6 +42,12 @@ def shared(written: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
     return any(len(found) > 1 and _meet(sorted(found)) for found in places.values())
 
 
+def one_storage(tensors: list[torch.Tensor], arguments: tuple[Any, ...]) -> bool:
+    """Whether one of these looks at the storage of an argument, if at another part of it."""
+    bases = {id(base_of(tensor)) for tensor in tensors}
+    return any(id(base_of(argument)) in bases for argument in each(arguments))
+
+
 def _meet(places: list[tuple[int, int, bool]]) -> bool:
     """Whether a written stretch of memory meets another one."""
     reach = reach_written = -1

@@ -123,14 +123,15 @@ def test_the_command_lists_backends_and_checks_one(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(command.command)
     runner = CliRunner()
-    listed = runner.invoke(app, ["--json", str(tmp_path / "list.json")])
+    listed = runner.invoke(app, ["--out", str(tmp_path / "list.json")])
     assert listed.exit_code == 0
     assert "reference (in force)" in listed.output
     rows = {row["name"]: row for row in json.loads((tmp_path / "list.json").read_text())}
+    assert json.loads(runner.invoke(app, ["--json"]).output) == list(rows.values())
     assert rows["ts"]["devices"] == ["CPU0", "CPU1"]
     assert "chunk" in rows["ts"]["options"]
     lt.register_backend("planted", planted(wrong_dtype))
-    checked = runner.invoke(app, ["planted", "--op", "add", "--json", str(tmp_path / "one.json")])
+    checked = runner.invoke(app, ["planted", "--op", "add", "--out", str(tmp_path / "one.json")])
     assert checked.exit_code == 1
     assert "✗" in checked.output
     found = json.loads((tmp_path / "one.json").read_text())

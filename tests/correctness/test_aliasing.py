@@ -969,3 +969,13 @@ def test_a_number_like_tensor_written_into_itself_is_left_alone() -> None:
     x = torch.tensor(3.0, device="ltc")
     x.view(-1)[...] = x
     assert x.item() == 3.0
+
+
+def test_an_out_tensor_that_grows_into_what_is_read_has_eagers_error() -> None:
+    def program(device: str) -> str:
+        index = torch.tensor([2, 1, 0], device=device)
+        with pytest.raises(RuntimeError) as caught, pytest.warns(UserWarning, match="was resized"):
+            torch.gather(index.clone(), 0, index[1:], out=index[:1])
+        return str(caught.value)
+
+    assert program("ltc") == program("cpu")
