@@ -31,6 +31,9 @@ FORMS = ("forward", "inplace", "out", "errors")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.bool)
 SEED = 1234
 
+# Where the CPU's own result depends on the addresses of its workspace: one run in sixty gave another last digit.
+ADDRESS_DEPENDENT = frozenset(("linalg.lstsq",))
+
 # Memory that no one wrote has no value to compare.
 UNINITIALISED = frozenset(
     (
@@ -305,6 +308,8 @@ def _judge(cpu: _Ran, found: _Ran, target: Target, op: Any) -> tuple[str, str]:
     rule = target.rule
     if op.name in UNINITIALISED:
         rule = replace(rule, values=False)
+    if op.name in ADDRESS_DEPENDENT:
+        rule = replace(rule, exact=False)
     told = difference(cpu.result, found.result, rule)
     if told is None and rule.exact and not torch.equal(cpu.generator, found.generator):
         told = "the random number generator stands at another place afterwards"
@@ -314,8 +319,8 @@ def _judge(cpu: _Ran, found: _Ran, target: Target, op: Any) -> tuple[str, str]:
 def _deterministic(cpu: _Ran, run: Callable[..., Any], sample: Any, target: Target, op: Any) -> bool:
     """Whether the CPU gives the same result again, at other addresses."""
     kept = []
-    for attempt in range(3):
-        kept.append(torch.empty(17 + 8 * attempt))
+    for attempt in range(16):
+        kept.append(torch.empty(17 + 24 * attempt))
         if difference(cpu.result, _run(run, sample, target, "cpu", op).result, Rule()) is not None:
             return False
     return True

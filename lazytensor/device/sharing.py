@@ -70,6 +70,7 @@ def run_in_memory(
     numbers = list(storage.numbers)  # a cut forgets them
     noted = fallback.announce(mutation.name, reason, fallback.storage_values(key))
     memory: dict[State, torch.Tensor] = {}
+    made: dict[int, torch.Tensor] = {}
 
     def real(argument: Any) -> Any:
         if isinstance(argument, list | tuple):
@@ -80,7 +81,9 @@ def run_in_memory(
         base = base_of(argument)
         if base not in memory:
             memory[base] = host(base.data).clone()
-        return _seen(memory[base], state_of(argument).spec)
+        if id(argument) not in made:  # one tensor given twice is one tensor: to resize it as out= resizes the input
+            made[id(argument)] = _seen(memory[base], state_of(argument).spec)
+        return made[id(argument)]
 
     def convert(argument: Any) -> Any:
         if argument.__class__ is Number:
