@@ -228,6 +228,8 @@ CPU_DECIDES = frozenset(
         "aten::linalg_eig",
         "aten::_linalg_svd",
         "aten::max_unpool2d",
+        "aten::mkldnn_rnn_layer",  # the CPU's workspace has a size that only oneDNN knows
+        "aten::mkldnn_rnn_layer_backward",
         "aten::nonzero_static",
         "aten::_linalg_eigvals",
     )

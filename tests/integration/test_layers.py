@@ -11,6 +11,7 @@ from support import same
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import lazytensor as lt
 from lazytensor.trace.ir import walk
 
 # On any device but the CPU, PyTorch computes a cell's gates by matrix products and adds the biases afterwards; the CPU
@@ -171,3 +172,26 @@ def test_full_transformer() -> None:
         return y
 
     same(program, versions=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "bidirectional", "batch_first", "bias"), [(1, False, True, True), (2, True, False, False)]
+)
+def test_an_lstm_is_a_few_operations_and_trains_bit_for_bit(
+    layers: int, bidirectional: bool, batch_first: bool, bias: bool
+) -> None:
+    """The CPU's own kernel runs each layer, so the bits are eager's, and the graph does not grow with the length."""
+
+    def train(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.LSTM(6, 8, layers, bias, batch_first, 0.25, bidirectional).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            output, (hidden, cell) = model(torch.randn(12, 12, 6).to(device))
+            optimizer.zero_grad()
+            (output.square().mean() + hidden.mean() + cell.mean()).backward()
+            optimizer.step()
+        assert device == "cpu" or lt.explain().data["ops"] < 150
+        return [p.detach().cpu() for p in model.parameters()]
+
+    assert all(map(torch.equal, train("ltc"), train("cpu")))

@@ -123,8 +123,15 @@ class Tiered:
             "torch": torch.__version__,
             "lazytensor": __version__,
         }
-        service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
+        # To start the compiling process takes a while, which the cut that asks for it should not: hence a thread.
+        threading.Thread(target=self._send, args=(key, numbers, about), daemon=True, name="lazytensor-ask").start()
         return True
+
+    def _send(self, key: str, numbers: list[Any], about: dict[str, Any]) -> None:
+        try:
+            service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
+        except OSError as problem:  # a full disk, or a folder that cannot be written
+            self._stay(f"the cache of compiled graphs cannot be used: {problem}")
 
     def _answer(self, key: str, error: str | None) -> None:
         """Called on the thread that listens to the compiling process."""
