@@ -119,3 +119,31 @@ def test_a_failed_compilation_is_reported_once_and_the_program_goes_on(tmp_path:
     assert {t[0] for t in found["tiers"]} == {"stays"}
     assert found["log"].count("stays on the first tier") == len(found["tiers"])
     assert found["losses"] < 1e-6
+
+
+NUMBERS = """
+import json, torch, lazytensor as lt
+lt.set_backend("inductor", wait=True)
+
+def program(device):
+    made = []
+    for dtype in (torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64):
+        for shape in ((), (3,)):
+            x = torch.ones(shape, dtype=dtype).to(device)
+            made += [x + 0.1, x * 2, x * torch.tensor(2.0).to(device) + 1.5]
+    return [t.cpu() for t in made]
+
+pairs = list(zip(program("ltc"), program("cpu")))
+print(json.dumps({
+    "dtypes": all(a.dtype is b.dtype for a, b in pairs),
+    "values": all(torch.allclose(a.to(torch.complex64), b.to(torch.complex64), rtol=1e-2) for a, b in pairs),
+    "tiers": [t.state for t in lt.current_backend().graphs],
+}))
+"""
+
+
+def test_numbers_promote_in_compiled_code_as_in_eager(tmp_path: Path) -> None:
+    found = run(tmp_path, NUMBERS)
+    assert found["dtypes"]
+    assert found["values"]
+    assert found["tiers"] == ["ready"]

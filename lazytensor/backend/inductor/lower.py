@@ -10,6 +10,7 @@ overloads, so that a changed number changes an input and nothing else.  A number
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -110,9 +111,8 @@ class Lowering:
         scalar = self.packed[argument]
         if argument.kind is bool:
             return self.call(aten._to_copy.default, scalar, dtype=torch.bool)
-        if argument.kind is float and not any(v.dtype.is_floating_point or v.dtype.is_complex for v in like):
-            return self.call(aten._to_copy.default, scalar, dtype=torch.get_default_dtype())
-        return scalar
+        dtype = _narrowed(argument.kind, [(v.dtype, bool(v.size)) for v in like])
+        return scalar if dtype is None else self.call(aten._to_copy.default, scalar, dtype=dtype)
 
     def _node(self, node: Node) -> None:
         name = stem(node)
@@ -166,6 +166,27 @@ class Lowering:
             self.call(aten.copy_.default, target, result)
         self.fx.output(tuple(results))
         return returned
+
+
+def _narrowed(kind: type, like: list[tuple[torch.dtype, bool]]) -> torch.dtype | None:
+    """The dtype that a packed number needs so as not to widen what it meets; None if its own will do.
+
+    ``like`` has the dtype of each tensor it meets, and whether that has dimensions.  As a tensor without dimensions a
+    number leaves tensors of its category alone only if they have some.  Symptom: the sum of a float32 loss and 0.1 was
+    float64.
+    """
+
+    def category(dtype: torch.dtype) -> int:
+        return 2 if dtype.is_floating_point or dtype.is_complex else int(dtype is not torch.bool)
+
+    own = 2 if kind is float else 1
+    if any(dimensions and category(dtype) >= own for dtype, dimensions in like):
+        return None
+    peers = [dtype for dtype, _ in like if category(dtype) >= own]
+    if not peers:
+        return torch.get_default_dtype() if kind is float else None
+    common = functools.reduce(torch.promote_types, peers)
+    return common.to_real() if category(common) == own else None
 
 
 def stem(node: Node) -> str:

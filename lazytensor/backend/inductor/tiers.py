@@ -10,10 +10,12 @@ after a few changes the graph stays there, and a line on the log says so.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,4 +174,12 @@ def entry_key(graph: Graph, numbers: list[Any]) -> str:
     constants = ",".join(f"{i}={encode(numbers[i])}" for i in baked)
     flags = f"threads={torch.get_num_threads()} isa={torch.backends.cpu.get_cpu_capability()}"
     dtype = str(torch.get_default_dtype())
-    return diskcache.key_of(graphfile.dumps(graph), constants, "inductor", torch.__version__, __version__, flags, dtype)
+    versions = (torch.__version__, __version__, _lowering())
+    return diskcache.key_of(graphfile.dumps(graph), constants, "inductor", *versions, flags, dtype)
+
+
+@functools.cache
+def _lowering() -> str:
+    """A digest of the code that turns graphs into Inductor's: what an earlier form of it made is not found."""
+    files = [Path(__file__).with_name(name) for name in ("lower.py", "build.py")]
+    return diskcache.key_of(*[file.read_text(encoding="utf-8") for file in files])
