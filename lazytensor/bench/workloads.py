@@ -67,13 +67,19 @@ def recipe(function: Callable[[], Recipe]) -> Callable[[], Recipe]:
 
 def build(name: str, device: str) -> Workload:
     """The workload `name` on `device`; `chain_N` is accepted for any N."""
+    check(name)
     torch.manual_seed(SEED)
-    chain = re.fullmatch(r"chain_(\d+)", name)
-    if chain:
-        return Workload(chain_of(int(chain[1])), device)
-    if name not in RECIPES:
+    chain = re.fullmatch(_CHAIN, name)
+    return Workload(chain_of(int(chain[1])) if chain else RECIPES[name](), device)
+
+
+_CHAIN = r"chain_(\d+)"
+
+
+def check(name: str) -> None:
+    """Raise for a name that no workload has, and say which there are."""
+    if name not in RECIPES and not re.fullmatch(_CHAIN, name):
         raise ValueError(f"no workload named {name!r}; there are {', '.join(RECIPES)}, chain_N")
-    return Workload(RECIPES[name](), device)
 
 
 class Classifier(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -64,5 +65,11 @@ mounts.mount_all(app)
 
 
 def main() -> None:
-    """Run the command line; ends the process with the exit code."""
-    app(prog_name="lazytensor")
+    """Run the command line; ends the process with the exit code.  A backend that is not there is told in a sentence."""
+    try:
+        app(prog_name="lazytensor")
+    except Exception as error:
+        errors = sys.modules.get("lazytensor.errors")  # not imported here: the manual needs no torch
+        if errors is None or not isinstance(error, errors.UnknownBackend | errors.BackendNotLoaded):
+            raise
+        sys.exit(f"lazytensor: {error}")

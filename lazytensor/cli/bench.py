@@ -56,6 +56,13 @@ def _models(
     budget: Budget = None,
     picture: Picture = None,
 ) -> None:
+    from lazytensor.bench import workloads
+
+    for name in workload or ():
+        try:
+            workloads.check(name)
+        except ValueError as problem:
+            raise typer.BadParameter(str(problem), param_hint="--workload") from None
     measure("models", check, json, quick=quick, out=out, workloads=workload, budget=budget, picture=picture)
 
 

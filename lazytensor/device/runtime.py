@@ -112,15 +112,15 @@ def write_out(
         except shapes.CannotInfer as reason:
             sharing.run_in_memory(mutation, key, arguments, outs, reason)
             return
-    resized = [out for out, value in zip(outs, entry[1], strict=True) if out.shape != value.size]
-    if resized and sharing.one_storage(resized, arguments):
+    resized = [(out, value) for out, value in zip(outs, entry[1], strict=True) if out.shape != value.size]
+    if resized and sharing.one_storage([out for out, _ in resized], arguments):
         sharing.run_in_memory(mutation, key, arguments, outs, "its out= tensor grows in memory that it reads")
         return
+    for out, value in resized:
+        if out.numel():
+            geometry.warn_resized(out, value.size)
+        geometry.resize(out, value.size, value.spec.stride)
     for out, value in zip(outs, entry[1], strict=True):
-        if out.shape != value.size:
-            if out.numel():
-                geometry.warn_resized(out, value.size)
-            geometry.resize(out, value.size, value.spec.stride)
         write(out, value)
     if new:
         record.check_budget(entry)

@@ -6,21 +6,15 @@
 from __future__ import annotations
 
 import gc
-import resource
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 import lazytensor as lt
+from lazytensor.bench.endurance import resident_bytes
 from lazytensor.execute import cut
 from lazytensor.trace import ir
-
-
-def resident_bytes() -> int:
-    """The memory of this process that is in use now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def wide_cut(tensors: int = 10_000) -> bool:

@@ -125,3 +125,18 @@ def test_every_measurement_that_exists_has_its_manual(question: str) -> None:
 
     told = CliRunner().invoke(app, ["bench", question, "--help"])
     assert told.exit_code == (0 if mounts.exists(f"lazytensor.bench.{question}") else 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("backends", "nosuch"), "lazytensor: there is no backend 'nosuch'; known are auto, inductor, reference, ts."),
+        (("fuzz", "--programs", "1", "--backend", "nosuch"), "lazytensor: there is no backend 'nosuch'"),
+        (("bench", "models", "--workload", "nosuch"), "no workload named 'nosuch'"),
+    ],
+)
+def test_a_wrong_name_is_told_in_a_sentence(arguments: tuple[str, ...], said: str) -> None:
+    done = lazytensor(*arguments)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

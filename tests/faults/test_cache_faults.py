@@ -136,32 +136,26 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("wait", [False, True])
-def test_a_cache_folder_that_cannot_be_made(tmp_path: Path, wait: bool, caplog: pytest.LogCaptureFixture) -> None:
+def runs_without(folder: Path, wait: bool, caplog: pytest.LogCaptureFixture, said: str) -> None:
+    """With a cache folder that cannot be used, a program has its results all the same, and is told."""
     right = step()
-    lt.settings.cache_dir = str(no_folder(tmp_path))
+    lt.settings.cache_dir = str(folder)
+    lt.clear_cache()
     lt.set_backend("inductor", wait=wait)
     with caplog.at_level(logging.WARNING, "lazytensor"):
         assert [step() for _ in range(3)] == pytest.approx([right] * 3, rel=1e-6)
-    assert "the cache of compiled graphs cannot be used" in caplog.text
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_cache_folder_that_cannot_be_made(tmp_path: Path, wait: bool, caplog: pytest.LogCaptureFixture) -> None:
+    runs_without(no_folder(tmp_path), wait, caplog, "the cache of compiled graphs cannot be used")
 
 
 def test_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    right = step()
-    lt.settings.cache_dir = str(small_disk)
-    lt.clear_cache()
-    lt.set_backend("inductor", wait=True)
-    with caplog.at_level(logging.WARNING, "lazytensor"):
-        assert [step() for _ in range(3)] == pytest.approx([right] * 3, rel=1e-6)
-    assert "stays on the first tier" in caplog.text
+    runs_without(small_disk, True, caplog, "stays on the first tier")
 
 
 def test_a_read_only_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    right = step()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    lt.settings.cache_dir = str(small_disk)
-    lt.clear_cache()
-    lt.set_backend("inductor", wait=True)
-    with caplog.at_level(logging.WARNING, "lazytensor"):
-        assert [step() for _ in range(3)] == pytest.approx([right] * 3, rel=1e-6)
-    assert "Read-only file system" in caplog.text
+    runs_without(small_disk, True, caplog, "Read-only file system")

@@ -31,10 +31,6 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-class TooLarge(RuntimeError):
-    """Raised when a graph has more operations than Inductor is given."""
-
-
 class Unsupported(RuntimeError):
     """Raised when Inductor's result has a part that this backend cannot store."""
 
