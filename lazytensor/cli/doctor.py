@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +31,7 @@ PACKAGES = {
 }
 
 
+PYTHON_RECORDER = "Python; 'lazytensor cache build' compiles it, which halves the cost of recording"
 NO_COMPILER = "[yellow]no compiler: backends that generate C++ cannot work[/yellow]"
 
 
@@ -64,6 +64,8 @@ def doctor(json: AsJson = False) -> None:
 def examine(names: list[str], say: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
     """Everything that the doctor knows, as plain data."""
     from lazytensor import settings
+    from lazytensor.backend import compiler
+    from lazytensor.device import recorder
 
     backends = []
     for name in names:
@@ -76,7 +78,8 @@ def examine(names: list[str], say: Callable[[str], None] = lambda name: None) ->
             "system": platform.platform(),
             "python": platform.python_version(),
             "cores": os.cpu_count(),
-            "compiler": shutil.which(os.environ.get("CXX", "g++")),
+            "compiler": compiler.find(),
+            "compiled_recorder": recorder.in_use(),
         },
         "packages": {name: _version(name) for name in ("lazytensor", *PACKAGES)},
         "backend": settings.backend,
@@ -152,6 +155,7 @@ def _show(result: dict[str, Any]) -> None:
     machine = result["machine"]
     out.print(f"[bold]Machine[/bold]  {machine['system']}, {machine['cores']} cores, Python {machine['python']}")
     out.print(f"[bold]C++[/bold]      {machine['compiler'] or NO_COMPILER}")
+    out.print(f"[bold]Recorder[/bold] {'compiled' if machine['compiled_recorder'] else PYTHON_RECORDER}")
     cache = result["cache"]
     out.print(f"[bold]Cache[/bold]    {cache['directory']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB")
     packages = Table("package", "version", "used for", title="Installed", title_justify="left", box=SIMPLE_HEAD)

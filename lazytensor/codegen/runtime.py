@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazytensor.trace import source, tensors
+from lazytensor.trace import record, source, tensors
 from lazytensor.trace.ir import Const, Number, const
 
 create: Any = tensors.create
@@ -176,6 +176,7 @@ class Registration:
                 library._destroy()
             raise
         self._libraries = list(libraries.values())
+        record.forget(name for table in tables.values() for name in table)
 
     def _again(self) -> None:
         """A second thread is about to start: from now on the kernels take the lock."""
@@ -187,4 +188,6 @@ class Registration:
         """Give the ops back to the device's own kernels."""
         for library in self._libraries:
             library._destroy()
+        if self._libraries:
+            record.forget(name for table in self._tables().values() for name in table)
         self._libraries = []

@@ -42,12 +42,13 @@ def register() -> None:
     generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_storage=True, for_packed_sequence=False
     )
-    from lazytensor.device import patches, serialization, sparse, threads
+    from lazytensor.device import patches, recorder, serialization, sparse, threads
     from lazytensor.device.composites import ANSWERS, COMPOSITES
     from lazytensor.device.kernels import KERNELS
 
     library = torch.library.Library("aten", "IMPL")
-    generated_kernels.update(generated.load().kernels)
+    module = generated.load()
+    generated_kernels.update(module.kernels)
     tables = {
         "PrivateUse1": {**generated_kernels, **KERNELS, **ANSWERS},
         "AutogradPrivateUse1": COMPOSITES,
@@ -55,6 +56,7 @@ def register() -> None:
     for key, kernels in tables.items():
         for name, kernel in kernels.items():
             library.m.impl("aten::" + name, key, kernel, False)
+    recorder.install(module)
     threads.watch(library, generated_kernels, {**KERNELS, **ANSWERS})
     sparse.register(library)
     serialization.register()

@@ -19,6 +19,7 @@ from types import FunctionType
 from typing import Any
 
 from lazytensor.codegen import device as generated
+from lazytensor.device import recorder
 from lazytensor.trace.storage import lock
 
 # Threads of these modules never touch a tensor of ours: feeders, pin-memory and progress threads, and our own.
@@ -57,6 +58,7 @@ def lock_kernels(library: Any, kernels: dict[str, FunctionType], by_hand: dict[s
     """Let every kernel take the lock from its next call on."""
     global locked
     locked = True
+    recorder.disable()
     codes = generated.locked_codes()
     for kernel in kernels.values():
         kernel.__code__ = codes[kernel.__name__]

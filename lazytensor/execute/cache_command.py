@@ -1,4 +1,4 @@
-"""``lazytensor cache``: list, prune, export and import the compiled graphs that are kept on disk."""
+"""``lazytensor cache``: list, prune, export and import what is compiled and kept on disk; build the recorder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="The compiled graphs on disk: list, prune, export, import."
+    add_completion=False,
+    no_args_is_help=True,
+    help="What is compiled and kept on disk: list, build, prune, export, import.",
 )
 Json = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 
@@ -43,6 +45,18 @@ def list_entries(as_json: Json = False) -> None:
     console = Console()
     console.print(table)
     console.print(f"{len(rows)} entries, {sum(r['bytes'] for r in rows) / 1e6:.1f} MB in {diskcache.root()}")
+
+
+@app.command()
+def build(as_json: Json = False) -> None:
+    """Compile the recorder of this torch now, which a program that runs for a while has done on the side."""
+    from lazytensor.device.recorder import build as recorder
+
+    try:
+        path = recorder.build()
+    except RuntimeError as problem:
+        raise typer.BadParameter(str(problem)) from None
+    typer.echo(json.dumps({"path": str(path)}) if as_json else f"the compiled recorder is in {path}")
 
 
 @app.command()

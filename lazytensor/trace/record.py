@@ -92,11 +92,20 @@ def force_fallback(names: Iterable[str]) -> None:
     global forced
     changed = forced ^ frozenset(names)
     forced = frozenset(names)
+    forget(changed)
+
+
+def forget(names: Iterable[str]) -> None:
+    """Look at calls of these ops as if they were new, since they are recorded in another way from now on.
+
+    ``aten::sub`` means every overload, in place too.
+    """
+    stems = {name.partition(".")[0] for name in names}
     for each in ops.values():
-        if each.name.partition(".")[0] in changed:
+        if each.name.partition(".")[0] in stems:
             each.table.clear()
     for mutation in mutations:
-        if mutation.functional.name.partition(".")[0] in changed:
+        if mutation.functional.name.partition(".")[0] in stems:
             mutation.table.clear()
             mutation.apart.clear()
 

@@ -346,6 +346,14 @@ def test_reuse_that_is_written_by_hand_decides(kinds: ModuleType) -> None:
     assert third is not second
 
 
+def test_what_the_device_recorded_before_does_not_stand_for_what_the_backend_would(kinds: ModuleType) -> None:
+    kinds.unregister()
+    x = tensor(2).to("ltc")
+    assert x.exp()._lt.value.node.op.name == "aten::exp"
+    kinds.register()
+    assert x.exp()._lt.value.node.op.name == "kinds::tanh"
+
+
 def test_a_create_function_written_by_hand_makes_the_node(kinds: ModuleType) -> None:
     value = tensor(2).to("ltc").exp()._lt.value
     assert value.node.op.name == "kinds::tanh"

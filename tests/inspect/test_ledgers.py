@@ -157,7 +157,8 @@ def in_background() -> Iterator[None]:
 
 
 def test_a_cut_in_the_background_is_waited_for_by_the_read(in_background: None) -> None:
-    x = pending()
+    long = torch.ones(1500, 1500).to("ltc")
+    x = pending() + (long @ long @ long).sum() * 0  # long enough for the read to come too early
     lt.sync()
     total = x.cpu()  # <read>
     rows = {line["reason"]: line for line in lt.syncs().data["lines"]}

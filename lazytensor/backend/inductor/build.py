@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import compiler
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.lower import Lowered, Lowering
 
@@ -116,9 +116,4 @@ def _loaded() -> Iterator[list[Any]]:
 
 def no_compiler() -> str | None:
     """Why kernels cannot be compiled here, or None if they can."""
-    chosen = os.environ.get("CXX")
-    if chosen and shutil.which(chosen):
-        return None
-    if any(shutil.which(c) for c in ("g++", "clang++", "c++")):
-        return None
-    return "no C++ compiler was found (g++, clang++ or $CXX)"
+    return None if compiler.find() else compiler.MISSING

@@ -67,6 +67,7 @@ class Service:
                 "about": about,
                 "threads": torch.get_num_threads(),
                 "seconds": settings.compile_seconds,
+                "recorder": settings.compiled_recorder,
             }
             try:
                 process = self._running()

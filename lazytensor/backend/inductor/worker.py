@@ -1,17 +1,20 @@
 """The compiling process: takes graphs from its standard input and leaves compiled entries in the disk cache.
 
 One line in, one line out, both JSON.  In: ``{"id", "key", "graph" (path of a graph file), "numbers", "about",
-"threads", "seconds"}``.  Out: ``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so that training has the
-machine; it ends with its parent.
+"threads", "seconds", "recorder"}``.  Out: ``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so that
+training has the machine; it ends with its parent.  A program that runs for a while without the compiled recorder gets
+it built on the side, for its next start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,9 @@ def _numbers(encoded: list[list[str]]) -> list[Any]:
     from lazytensor.backend.inductor.load import _KINDS
 
     return [_KINDS[kind](text) for kind, text in encoded]
+
+
+_A_WHILE = 20  # seconds after its first graph in which a program shows that it is no test of a moment
 
 
 class _Late(Exception):
@@ -47,6 +53,13 @@ def compile_job(job: dict[str, Any]) -> None:
         raise
 
 
+def _build_recorder() -> None:
+    from lazytensor.device.recorder.build import build
+
+    with contextlib.suppress(RuntimeError, OSError):  # the Python kernels do as well, only slower
+        build()
+
+
 def main() -> None:
     """Serve until the standard input ends."""
     os.nice(10)
@@ -56,6 +69,7 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, _too_late)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    later: list[threading.Timer] = []
     for line in sys.stdin:
         job = json.loads(line)
         answer: dict[str, Any] = {"id": job["id"], "ok": True}
@@ -72,6 +86,10 @@ def main() -> None:
             signal.alarm(0)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+        if job["recorder"] and not later:
+            later.append(threading.Timer(_A_WHILE, _build_recorder))
+            later[0].daemon = True
+            later[0].start()
 
 
 if __name__ == "__main__":

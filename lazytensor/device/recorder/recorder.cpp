@@ -1,0 +1,689 @@
+// The hit path of the recording kernels, compiled: what a generated Python kernel does when its table knows the structure.
+//
+// It shares everything with the Python kernels: the tables, the states, the list of fresh states, the lifted numbers.
+// Whatever it does not know how to do, and every lookup that misses, it leaves to the Python kernel, as if it had not
+// been there.  So it holds no policy: only how to bring arguments into canonical form, look the key up, and make the
+// result, for the kinds of arguments and results that schemas have.  lazytensor/native/__init__.py installs it.
+//
+// Everything here runs under the interpreter's lock.  Objects that live as long as the process are never released.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
+#include <structmember.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
+#include <torch/csrc/utils/tensor_layouts.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+namespace {
+
+using Stack = torch::jit::Stack;
+
+// --- references and errors -------------------------------------------------------------------------------------------
+
+// A reference that is given back at the end of its scope.
+struct Ref {
+  PyObject* p = nullptr;
+  Ref() = default;
+  explicit Ref(PyObject* owned) : p(owned) {}
+  Ref(Ref&& other) noexcept : p(other.p) { other.p = nullptr; }
+  Ref& operator=(Ref&& other) noexcept { std::swap(p, other.p); return *this; }
+  Ref(const Ref&) = delete;
+  ~Ref() { Py_XDECREF(p); }
+  PyObject* release() { PyObject* out = p; p = nullptr; return out; }
+};
+
+// A Python call that raised: the error is on its way to the program.
+PyObject* ok(PyObject* result) {
+  if (result == nullptr) throw python_error();
+  return result;
+}
+void ok(int status) {
+  if (status < 0) throw python_error();
+}
+
+// The call is for the Python kernel.
+struct Leave {};
+
+// --- what the Python side hands over (names as in lazytensor.trace) ---------------------------------------------------
+
+struct {
+  PyTypeObject *State, *ViewedState, *ViewState, *Value;
+  PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
+  PyObject *sweep, *make, *make_view, *write, *value_of_state, *aliased;  // functions for the rarer cases
+  Py_ssize_t most_fresh;
+  // where the slots are
+  Py_ssize_t state_value, state_base, state_parent, state_proto, state_spec, state_views, state_data, state_number, state_error;
+  Py_ssize_t value_leaf, value_plain, value_size, value_dtype, value_spec;
+  Py_ssize_t spec_stride, spec_offset, spec_bits, spec_device;
+} model;
+
+PyObject *lt_name, *class_name;
+c10::Allocator* allocator;
+bool enabled = false;
+
+PyObject*& slot(PyObject* object, Py_ssize_t offset) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
+void set_slot(PyObject* object, Py_ssize_t offset, PyObject* value) {
+  PyObject*& place = slot(object, offset);
+  PyObject* old = place;
+  Py_INCREF(value);
+  place = value;
+  Py_XDECREF(old);
+}
+
+bool absent(PyObject* object) { return object == nullptr || object == Py_None; }
+
+// --- arguments -------------------------------------------------------------------------------------------------------
+
+enum class Form { Tensor, Tensors, Lifted, LiftedAll, Plain, Tuple, Dtype, Layout, MemoryFormat, Device, Dropped };
+
+struct Argument {
+  Form form;
+  bool keyword = false;
+  bool has_default = false;
+  c10::IValue default_value;
+  PyObject* default_object = nullptr;  // its canonical form: kernels compare it by equality
+};
+
+// The arguments of one call in canonical form, and what was found on the way to it.
+struct Call {
+  Stack* stack;
+  size_t first;         // where the arguments begin on the stack
+  PyObject* state = nullptr;  // of the first tensor argument (borrowed: the tensor holds it)
+  Py_ssize_t lifted;    // how many numbers there were before
+  c10::IValue& at(size_t i) const { return (*stack)[first + i]; }
+};
+
+// The geometry of the base value of a storage; as State.spec.
+PyObject* whole(PyObject* base) {
+  PyObject* spec = slot(base, model.state_spec);
+  return absent(spec) ? slot(slot(base, model.state_value), model.value_spec) : spec;
+}
+
+// The attribute that ties an object to its state, or null (borrowed: the object holds it).
+PyObject* tied(PyObject* object) {
+  PyObject* state = nullptr;
+  if (object != nullptr) ok(PyObject_GetOptionalAttr(object, lt_name, &state));
+  if (state == nullptr) return nullptr;
+  Py_DECREF(state);
+  PyTypeObject* type = Py_TYPE(state);
+  return type == model.State || type == model.ViewState || type == model.ViewedState ? state : nullptr;
+}
+
+Ref tuple(c10::IntArrayRef numbers) {
+  Ref made(ok(PyTuple_New(numbers.size())));
+  for (size_t i = 0; i < numbers.size(); i++) PyTuple_SET_ITEM(made.p, i, ok(PyLong_FromLongLong(numbers[i])));
+  return made;
+}
+
+// The state that a tensor looks at; as storage.state_of.
+PyObject* state_of(const at::Tensor& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl->device_type() != c10::DeviceType::PrivateUse1 || impl->key_set().has(c10::DispatchKey::Python)) throw Leave();
+  PyObject* shell = impl->pyobj_slot()->load_pyobj();
+  if (PyObject* state = tied(shell)) return state;
+  // PyTorch made this alias in C++: its storage knows.
+  PyObject* base = tied(impl->unsafe_storage().unsafeGetStorageImpl()->pyobj_slot()->load_pyobj());
+  if (base == nullptr || Py_TYPE(base) == model.ViewState || tensor.is_conj() || tensor.is_neg()) throw Leave();
+  Ref size = tuple(impl->sizes()), stride = tuple(impl->strides()), offset(ok(PyLong_FromLongLong(impl->storage_offset())));
+  Ref device(ok(PyLong_FromLong(tensor.device().index()))), bits(ok(PyLong_FromLong(0)));
+  auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+  Ref geometry(ok(PyTuple_Pack(6, size.p, stride.p, offset.p, dtype, device.p, bits.p)));
+  PyObject* spec = PyDict_GetItem(model.specs, geometry.p);
+  if (spec == nullptr) throw Leave();
+  Ref state(spec == whole(base) ? Py_NewRef(base) : ok(PyObject_CallFunctionObjArgs(model.aliased, base, spec, nullptr)));
+  if (shell != nullptr || state.p != base) {  // a view is held by the tensors that look at it, and by nothing else
+    Ref held(ok(THPVariable_Wrap(tensor)));
+    ok(PyObject_SetAttr(held.p, lt_name, state.p));
+  }
+  return state.p;
+}
+
+// The data of a storage as a leaf of this trace; as storage._leaf.
+Ref leaf(PyObject* state) {
+  Ref index(ok(PyLong_FromSsize_t(PyList_GET_SIZE(model.leaf_data))));
+  Ref key(ok(PyTuple_Pack(2, index.p, slot(state, model.state_spec))));
+  PyObject* value = PyDict_GetItem(model.data_leaves, key.p);
+  if (value == nullptr) return Ref();
+  set_slot(state, model.state_number, index.p);
+  ok(PyList_Append(model.leaf_data, slot(state, model.state_data)));
+  Ref weak(ok(PyWeakref_NewRef(state, nullptr)));
+  ok(PyList_Append(model.leaf_states, weak.p));
+  set_slot(state, model.state_value, value);
+  return Ref(Py_NewRef(value));
+}
+
+Ref value_of(PyObject* state) {
+  PyObject* value = slot(state, model.state_value);
+  if (!absent(value)) return Ref(Py_NewRef(value));
+  if (Py_TYPE(state) != model.ViewState && absent(slot(state, model.state_error)) && !absent(slot(state, model.state_data)) &&
+      !absent(slot(state, model.state_spec))) {
+    Ref found = leaf(state);
+    if (found.p != nullptr) return found;
+  }
+  return Ref(ok(PyObject_CallOneArg(model.value_of_state, state)));
+}
+
+Ref lift(Ref number) {
+  PyObject* row = PyDict_GetItem(model.rows, reinterpret_cast<PyObject*>(Py_TYPE(number.p)));
+  Py_ssize_t index = PyList_GET_SIZE(model.numbers);
+  if (row == nullptr || index >= PyList_GET_SIZE(row)) throw Leave();
+  ok(PyList_Append(model.numbers, number.p));
+  return Ref(Py_NewRef(PyList_GET_ITEM(row, index)));
+}
+
+Ref number(const c10::IValue& value) {
+  if (value.isDouble()) return Ref(ok(PyFloat_FromDouble(value.toDouble())));
+  if (value.isInt()) return Ref(ok(PyLong_FromLongLong(value.toInt())));
+  if (value.isBool()) return Ref(PyBool_FromLong(value.toBool()));
+  if (value.isComplexDouble()) {
+    auto z = value.toComplexDouble();
+    return Ref(ok(PyComplex_FromDoubles(z.real(), z.imag())));
+  }
+  throw Leave();
+}
+
+// A Python number that stood beside a tensor: PyTorch made it a tensor without dimensions.
+Ref wrapped(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble: return Ref(ok(PyFloat_FromDouble(*tensor.const_data_ptr<double>())));
+    case at::kLong: return Ref(ok(PyLong_FromLongLong(*tensor.const_data_ptr<int64_t>())));
+    case at::kBool: return Ref(PyBool_FromLong(*tensor.const_data_ptr<bool>()));
+    default: throw Leave();
+  }
+}
+
+Ref tensor(Call& call, const at::Tensor& tensor) {
+  if (!tensor.defined()) return Ref(Py_NewRef(Py_None));
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return lift(wrapped(tensor));
+  PyObject* state = state_of(tensor);
+  if (call.state == nullptr) call.state = state;
+  return value_of(state);
+}
+
+template <class List, class Each>
+Ref tuple(const List& list, Each each) {
+  Ref made(ok(PyTuple_New(list.size())));
+  for (size_t i = 0; i < list.size(); i++) PyTuple_SET_ITEM(made.p, i, each(list[i]).release());
+  return made;
+}
+
+Ref plain(const c10::IValue& value) {
+  if (value.isNone()) return Ref(Py_NewRef(Py_None));
+  if (value.isString()) return Ref(ok(PyUnicode_FromString(value.toStringRef().c_str())));
+  return number(value);
+}
+
+Ref tuple_of(const c10::IValue& value) {
+  if (value.isNone()) return Ref(Py_NewRef(Py_None));
+  if (!value.isList()) throw Leave();
+  auto items = value.toListRef();
+  return tuple(items, [](const c10::IValue& item) { return plain(item); });
+}
+
+Ref canonical(Call& call, const Argument& argument, const c10::IValue& value, bool as_default) {
+  switch (argument.form) {
+    case Form::Tensor:
+      if (value.isNone()) return Ref(Py_NewRef(Py_None));
+      return tensor(call, value.toTensor());
+    case Form::Tensors: {
+      if (!value.isList()) throw Leave();
+      auto items = value.toListRef();
+      return tuple(items, [&](const c10::IValue& item) {
+        if (item.isNone()) return Ref(Py_NewRef(Py_None));
+        return tensor(call, item.toTensor());
+      });
+    }
+    case Form::Lifted:
+      if (as_default) return Ref(Py_NewRef(argument.default_object));
+      if (value.isNone()) return Ref(Py_NewRef(Py_None));
+      return lift(number(value));
+    case Form::LiftedAll: {
+      if (!value.isList()) throw Leave();
+      auto items = value.toListRef();
+      return tuple(items, [](const c10::IValue& item) { return lift(number(item)); });
+    }
+    case Form::Plain:
+      return plain(value);
+    case Form::Tuple:
+      return tuple_of(value);
+    case Form::Dtype:
+      if (value.isNone()) return Ref(Py_NewRef(Py_None));
+      return Ref(Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(value.toScalarType()))));
+    case Form::Layout:
+      if (value.isNone()) return Ref(Py_NewRef(Py_None));
+      return Ref(Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPLayout(value.toLayout()))));
+    case Form::MemoryFormat:
+      if (value.isNone()) return Ref(Py_NewRef(Py_None));
+      return Ref(Py_NewRef(torch::utils::getTHPMemoryFormat(value.toMemoryFormat())));
+    case Form::Device: {
+      if (value.isNone()) {  // as the first tensor's
+        if (!call.at(0).isTensor()) throw Leave();
+        return Ref(ok(THPDevice_New(call.at(0).toTensor().device())));
+      }
+      auto device = value.toDevice();
+      if (device.type() != c10::DeviceType::PrivateUse1 || !device.has_index()) throw Leave();
+      return Ref(ok(THPDevice_New(device)));
+    }
+    case Form::Dropped:
+      return Ref(Py_NewRef(Py_None));
+  }
+  throw Leave();
+}
+
+// --- results ---------------------------------------------------------------------------------------------------------
+
+using Dims = c10::SmallVector<int64_t, 8>;
+
+Dims dims(PyObject* tuple) {
+  Dims made;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) made.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i)));
+  return made;
+}
+
+at::ScalarType dtype_of(PyObject* value) {
+  return reinterpret_cast<THPDtype*>(slot(value, model.value_dtype))->scalar_type;
+}
+
+void track(PyObject* state) {
+  ok(PyList_Append(model.fresh, state));
+  if (PyList_GET_SIZE(model.fresh) > model.most_fresh) Ref(ok(PyObject_CallNoArgs(model.sweep)));
+}
+
+at::Tensor unpacked(Ref shell) { return THPVariable_Unpack(shell.p); }
+
+void attach(const at::Tensor& tensor, PyObject* state) {
+  Ref shell(ok(THPVariable_Wrap(tensor)));
+  ok(PyObject_SetAttr(shell.p, lt_name, state));
+}
+
+// A new tensor over a new storage with this value; as storage.make.
+at::Tensor make(PyObject* value) {
+  PyObject* spec = slot(value, model.value_spec);
+  bool plain = slot(value, model.value_plain) == Py_True;
+  if (!plain && (PyLong_AsLong(slot(spec, model.spec_device)) != 0 || PyLong_AsLong(slot(spec, model.spec_bits)) != 0))
+    return unpacked(Ref(ok(PyObject_CallOneArg(model.make, value))));
+  // As torch._C._acc.create_empty_tensor makes it: no bytes, and an allocator that lets the Meta kernels give it some.
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, 0)),
+                   allocator, true),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype_of(value)));
+  if (plain) {
+    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(dims(slot(value, model.value_size)));
+  } else {
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+        dims(slot(value, model.value_size)), dims(slot(spec, model.spec_stride)),
+        PyLong_AsLongLong(slot(spec, model.spec_offset)));
+  }
+  Ref state(ok(model.State->tp_alloc(model.State, 0)));
+  set_slot(state.p, model.state_value, value);
+  attach(tensor, state.p);
+  Ref memory(ok(THPStorage_Wrap(tensor.storage())));
+  ok(PyObject_SetAttr(memory.p, lt_name, state.p));
+  track(state.p);
+  return tensor;
+}
+
+// A view of a storage; as storage.new_view.
+Ref new_view(PyObject* base, PyObject* parent, PyObject* value) {
+  if (Py_TYPE(base) == model.State) ok(PyObject_SetAttr(base, class_name, reinterpret_cast<PyObject*>(model.ViewedState)));
+  if (absent(slot(base, model.state_views))) {
+    Ref views(ok(PyDict_New()));
+    set_slot(base, model.state_views, views.p);
+  }
+  PyObject* views = slot(base, model.state_views);
+  PyObject* spec = slot(value, model.value_spec);
+  if (PyObject* known = PyDict_GetItem(views, spec)) {
+    PyObject* view = nullptr;
+    ok(PyWeakref_GetRef(known, &view));
+    if (view != nullptr) return Ref(view);
+  }
+  Ref view(ok(model.ViewState->tp_alloc(model.ViewState, 0)));
+  set_slot(view.p, model.state_value, value);
+  set_slot(view.p, model.state_proto, value);
+  set_slot(view.p, model.state_base, base);
+  set_slot(view.p, model.state_parent, parent);
+  Ref weak(ok(PyWeakref_NewRef(view.p, nullptr)));
+  ok(PyDict_SetItem(views, spec, weak.p));
+  track(view.p);
+  return view;
+}
+
+// A new tensor over the storage of another; as storage.make_view.
+at::Tensor make_view(const at::Tensor& tensor, PyObject* parent, PyObject* value) {
+  PyObject* spec = slot(value, model.value_spec);
+  if (dtype_of(value) != tensor.scalar_type() || PyLong_AsLong(slot(spec, model.spec_bits)) != 0 || tensor.is_conj() ||
+      tensor.is_neg()) {
+    Ref shell(ok(THPVariable_Wrap(tensor)));
+    return unpacked(Ref(ok(PyObject_CallFunctionObjArgs(model.make_view, shell.p, value, nullptr))));
+  }
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
+  alias.unsafeGetTensorImpl()->set_sizes_and_strides(
+      dims(slot(value, model.value_size)), dims(slot(spec, model.spec_stride)),
+      PyLong_AsLongLong(slot(spec, model.spec_offset)));
+  PyObject* base = Py_TYPE(parent) == model.ViewState ? slot(parent, model.state_base) : parent;
+  if (spec == whole(base)) {
+    attach(alias, base);
+  } else {
+    attach(alias, new_view(base, parent, value).p);
+  }
+  return alias;
+}
+
+// Let the tensor have this value; as storage.write.
+void write(const at::Tensor& tensor, PyObject* state, PyObject* value) {
+  if (Py_TYPE(state) == model.State) {
+    PyObject* old = slot(state, model.state_value);
+    if (absent(old) || slot(old, model.value_leaf) == Py_True) track(state);
+    set_slot(state, model.state_value, value);
+    return;
+  }
+  Ref shell(ok(THPVariable_Wrap(tensor)));
+  Ref(ok(PyObject_CallFunctionObjArgs(model.write, shell.p, value, nullptr)));
+}
+
+// --- the kernel ------------------------------------------------------------------------------------------------------
+
+enum class Kind { Functional, View, InPlace, Mutable };
+
+class Recorder final : public c10::OperatorKernel {
+ public:
+  Recorder(Kind kind, PyObject* table, std::vector<Argument> arguments, const c10::FunctionSchema& schema,
+           c10::SafeKernelFunction python)
+      : kind(kind), table(table), arguments(std::move(arguments)), returns(schema.returns().size()), python(std::move(python)) {
+    returns_list = returns == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
+    counts_versions = schema.name().rfind("aten::_foreach_", 0) == 0;
+    for (size_t i = 0; i < schema.arguments().size(); i++) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      if (alias != nullptr && alias->isWrite()) written.push_back(i);
+    }
+  }
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0 || !recorded(stack)) python.callBoxed(op, keys, stack);
+  }
+
+ private:
+  Kind kind;
+  PyObject* table;
+  std::vector<Argument> arguments;
+  size_t returns;
+  bool returns_list;
+  bool counts_versions;
+  std::vector<size_t> written;
+  c10::SafeKernelFunction python;
+
+  bool recorded(Stack* stack) {
+    pybind11::gil_scoped_acquire gil;
+    Call call{stack, stack->size() - arguments.size(), nullptr, PyList_GET_SIZE(model.numbers)};
+    PyObject* entry = nullptr;
+    try {
+      entry = known(call);
+    } catch (const Leave&) {
+    }
+    if (entry == nullptr) {  // the Python kernel will lift them again
+      ok(PyList_SetSlice(model.numbers, call.lifted, PyList_GET_SIZE(model.numbers), nullptr));
+      return false;
+    }
+    Ref held(Py_NewRef(entry));
+    finish(call, entry);
+    return true;
+  }
+
+  PyObject* known(Call& call) {
+    size_t count = arguments.size();
+    size_t defaults = count;  // from here on every positional argument has its default value
+    while (defaults > 0 && (arguments[defaults - 1].keyword || is_default(call, defaults - 1))) defaults--;
+    Ref key(ok(PyTuple_New(count)));
+    for (size_t i = 0; i < count; i++) {
+      const Argument& argument = arguments[i];
+      bool as_default = argument.default_object != nullptr && is_default(call, i) &&
+                        (argument.keyword || i >= defaults || !call.at(i).isDouble());
+      PyTuple_SET_ITEM(key.p, i, canonical(call, argument, call.at(i), as_default).release());
+    }
+    PyObject* entry = PyDict_GetItemWithError(table, key.p);
+    if (entry == nullptr && PyErr_Occurred()) throw python_error();
+    if (returns_list && entry != nullptr && !PyList_Check(entry)) throw Leave();
+    return entry;
+  }
+
+  bool is_default(const Call& call, size_t i) const {
+    return arguments[i].has_default && arguments[i].default_value == call.at(i);
+  }
+
+  void finish(Call& call, PyObject* entry) {
+    Stack* stack = call.stack;
+    switch (kind) {
+      case Kind::Functional: {
+        c10::SmallVector<c10::IValue, 4> made;
+        if (returns_list) {
+          c10::List<at::Tensor> tensors;
+          for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entry); i++) tensors.push_back(make(PyList_GET_ITEM(entry, i)));
+          made.emplace_back(std::move(tensors));
+        } else if (returns == 1) {
+          made.emplace_back(make(entry));
+        } else {
+          for (size_t i = 0; i < returns; i++) {
+            PyObject* value = PyTuple_GET_ITEM(entry, i);
+            made.emplace_back(value == Py_None ? at::Tensor() : make(value));
+          }
+        }
+        torch::jit::drop(*stack, arguments.size());
+        for (auto& each : made) stack->emplace_back(std::move(each));
+        return;
+      }
+      case Kind::View: {
+        at::Tensor source = call.at(0).toTensor();
+        Ref parent(Py_NewRef(call.state));
+        if (!returns_list) {
+          at::Tensor alias = make_view(source, parent.p, entry);
+          torch::jit::drop(*stack, arguments.size());
+          stack->emplace_back(std::move(alias));
+          return;
+        }
+        c10::List<at::Tensor> aliases;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entry); i++)
+          aliases.push_back(make_view(source, parent.p, PyList_GET_ITEM(entry, i)));
+        torch::jit::drop(*stack, arguments.size());
+        stack->emplace_back(std::move(aliases));
+        return;
+      }
+      case Kind::InPlace: {
+        at::Tensor target = call.at(0).toTensor();
+        write(target, call.state, PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0));
+        torch::jit::drop(*stack, arguments.size());
+        stack->emplace_back(std::move(target));
+        return;
+      }
+      case Kind::Mutable: {
+        PyObject* values = PyTuple_GET_ITEM(entry, 1);
+        if (counts_versions) {
+          for (const c10::IValue& item : call.at(written[0]).toListRef())
+            item.toTensor().unsafeGetTensorImpl()->bump_version();
+        }
+        for (size_t i = 0; i < written.size(); i++) {
+          PyObject* value = PyList_GET_ITEM(values, i);
+          const c10::IValue& target = call.at(written[i]);
+          if (!target.isList()) {
+            write(target.toTensor(), state_of(target.toTensor()), value);
+            continue;
+          }
+          auto items = target.toListRef();
+          for (size_t k = 0; k < items.size(); k++)
+            write(items[k].toTensor(), state_of(items[k].toTensor()), PyList_GET_ITEM(value, k));
+        }
+        torch::jit::drop(*stack, arguments.size());
+        return;
+      }
+    }
+  }
+};
+
+// --- installation ----------------------------------------------------------------------------------------------------
+
+// How an argument of this type is brought into canonical form; false if there is no rule for it here.
+bool form_of(const c10::Argument& argument, Form& form) {
+  auto type = argument.real_type();
+  if (type->kind() == c10::TypeKind::OptionalType) type = type->expect<c10::OptionalType>()->getElementType();
+  if (argument.name() == "pin_memory") {
+    form = Form::Dropped;
+    return true;
+  }
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType: form = Form::Tensor; return true;
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType: form = Form::Lifted; return true;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::StringType: form = Form::Plain; return true;
+    case c10::TypeKind::ScalarTypeType: form = Form::Dtype; return true;
+    case c10::TypeKind::LayoutType: form = Form::Layout; return true;
+    case c10::TypeKind::MemoryFormatType: form = Form::MemoryFormat; return true;
+    case c10::TypeKind::DeviceObjType: form = Form::Device; return true;
+    case c10::TypeKind::ListType: {
+      auto element = type->expect<c10::ListType>()->getElementType();
+      if (element->kind() == c10::TypeKind::OptionalType) element = element->expect<c10::OptionalType>()->getElementType();
+      switch (element->kind()) {
+        case c10::TypeKind::TensorType: form = Form::Tensors; return true;
+        case c10::TypeKind::NumberType: form = Form::LiftedAll; return true;
+        case c10::TypeKind::IntType:
+        case c10::TypeKind::SymIntType:
+        case c10::TypeKind::FloatType:
+        case c10::TypeKind::BoolType: form = Form::Tuple; return true;
+        default: return false;
+      }
+    }
+    default: return false;
+  }
+}
+
+// install(name, overload, kind, table): put the compiled hit path before the Python kernel of this op.
+PyObject* install(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  const char *name, *overload, *kind_name;
+  PyObject* table;
+  if (!PyArg_ParseTuple(args, "sssO!", &name, &overload, &kind_name, &PyDict_Type, &table)) return nullptr;
+  std::string_view text(kind_name);
+  Kind kind = text == "view" ? Kind::View : text == "inplace" ? Kind::InPlace : text == "mutable" ? Kind::Mutable : Kind::Functional;
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  const auto& schema = op.schema();
+  std::vector<Argument> arguments;
+  bool tensors = false;
+  for (const auto& each : schema.arguments()) {
+    Argument argument;
+    if (!form_of(each, argument.form)) Py_RETURN_FALSE;
+    tensors = tensors || argument.form == Form::Tensor || argument.form == Form::Tensors;
+    argument.keyword = each.kwarg_only();
+    if (each.default_value().has_value()) {
+      argument.has_default = true;
+      argument.default_value = *each.default_value();
+      if (argument.form == Form::Lifted && !argument.default_value.isNone())
+        argument.default_object = torch::jit::toPyObject(argument.default_value).release().ptr();
+    }
+    arguments.push_back(std::move(argument));
+  }
+  if (!tensors || (schema.returns().empty() && kind != Kind::Mutable)) Py_RETURN_FALSE;
+  for (const auto& each : schema.returns()) {
+    bool list = each.type()->kind() == c10::TypeKind::ListType;
+    bool tensor = each.type()->kind() == c10::TypeKind::TensorType;
+    if (kind == Kind::Mutable || (!tensor && !(list && schema.returns().size() == 1 && kind != Kind::InPlace))) Py_RETURN_FALSE;
+  }
+  Py_INCREF(table);
+  auto recorder = std::make_unique<Recorder>(
+      kind, table, std::move(arguments), schema, op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
+  // Never taken back: the handle is left alive on purpose.
+  new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
+      op.operator_name(), c10::DispatchKey::PrivateUse1,
+      c10::KernelFunction::makeFromBoxedFunctor<Recorder>(std::move(recorder)), std::nullopt, nullptr, "lazytensor"));
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+Py_ssize_t offset_of(PyTypeObject* type, const char* name) {
+  Ref found(ok(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name)));
+  if (Py_TYPE(found.p) != &PyMemberDescr_Type) throw std::runtime_error(std::string(name) + " is no slot");
+  return reinterpret_cast<PyMemberDescrObject*>(found.p)->d_member->offset;
+}
+
+// begin(parts): the objects of lazytensor.trace that the kernels work on, by name.
+PyObject* begin(PyObject*, PyObject* parts) {
+  HANDLE_TH_ERRORS
+  auto get = [&](const char* name) {
+    PyObject* found = PyDict_GetItemString(parts, name);
+    if (found == nullptr) throw std::runtime_error(std::string("no ") + name);
+    return Py_NewRef(found);
+  };
+  auto type = [&](const char* name) { return reinterpret_cast<PyTypeObject*>(get(name)); };
+  model.State = type("State");
+  model.ViewedState = type("ViewedState");
+  model.ViewState = type("ViewState");
+  model.Value = type("Value");
+  model.fresh = get("fresh");
+  model.numbers = get("numbers");
+  model.rows = get("rows");
+  model.leaf_data = get("leaf_data");
+  model.leaf_states = get("leaf_states");
+  model.data_leaves = get("data_leaves");
+  model.specs = get("specs");
+  model.aliased = get("aliased");
+  model.sweep = get("sweep");
+  model.make = get("make");
+  model.make_view = get("make_view");
+  model.write = get("write");
+  model.value_of_state = get("value_of_state");
+  model.most_fresh = PyLong_AsSsize_t(get("FRESH"));
+  model.state_value = offset_of(model.State, "value");
+  model.state_base = offset_of(model.State, "base");
+  model.state_parent = offset_of(model.State, "parent");
+  model.state_proto = offset_of(model.State, "proto");
+  model.state_spec = offset_of(model.State, "spec_");
+  model.state_views = offset_of(model.State, "views_");
+  model.state_data = offset_of(model.State, "data");
+  model.state_number = offset_of(model.State, "number");
+  model.state_error = offset_of(model.State, "error");
+  model.value_leaf = offset_of(model.Value, "leaf");
+  model.value_plain = offset_of(model.Value, "plain");
+  model.value_size = offset_of(model.Value, "size");
+  model.value_dtype = offset_of(model.Value, "dtype");
+  model.value_spec = offset_of(model.Value, "spec");
+  PyTypeObject* spec = type("Spec");
+  model.spec_device = offset_of(spec, "device");
+  model.spec_stride = offset_of(spec, "stride");
+  model.spec_offset = offset_of(spec, "offset");
+  model.spec_bits = offset_of(spec, "bits");
+  allocator = c10::GetAllocator(c10::DeviceType::Meta);
+  lt_name = PyUnicode_InternFromString("_lt");
+  class_name = PyUnicode_InternFromString("__class__");
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// enable(flag): whether the compiled path is taken; the Python kernels do everything otherwise.
+PyObject* enable(PyObject*, PyObject* flag) {
+  bool before = enabled;
+  enabled = PyObject_IsTrue(flag) == 1;
+  return PyBool_FromLong(before);
+}
+
+PyMethodDef methods[] = {
+    {"begin", begin, METH_O, "Hand over what the kernels work on."},
+    {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
+    {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "recorder", "The compiled hit path of the recording kernels.", -1, methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_recorder() { return PyModule_Create(&definition); }

@@ -1,0 +1,256 @@
+"""The compiled recorder does what the Python kernels do: the same values for the same calls, the rest left to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import lazytensor as lt
+from lazytensor.backend import compiler
+from lazytensor.device import recorder
+from lazytensor.device.recorder import build
+from lazytensor.device.registration import generated_kernels
+from lazytensor.trace import storage
+
+needs_it = pytest.mark.skipif(compiler.find() is None, reason=compiler.MISSING)
+
+
+@pytest.fixture
+def compiled() -> Iterator[Any]:
+    """The extension, taking calls."""
+    assert recorder.in_use(), "the tests' configuration builds it before lazytensor is imported"
+    before = recorder.module.enable(True)
+    yield recorder.module
+    recorder.module.enable(before)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """Fresh arguments, the same at every call."""
+    made = {
+        "x": torch.arange(1.0, 13.0).reshape(3, 4),
+        "y": torch.arange(2.0, 14.0).reshape(3, 4),
+        "i": torch.arange(12).reshape(3, 4),
+        "w": torch.linspace(-1, 1, 20).reshape(5, 4),
+        "image": torch.arange(32.0).reshape(1, 2, 4, 4),
+    }
+    return {name: tensor.to("ltc") for name, tensor in made.items()}
+
+
+# One call for each kind of argument and result that a schema can have.
+CALLS: dict[str, Callable[..., Any]] = {
+    "one tensor": lambda x, **_: x.sin(),
+    "two tensors": lambda x, y, **_: x + y,
+    "a default number": lambda x, y, **_: torch.sub(x, y),
+    "a number": lambda x, y, **_: torch.sub(x, y, alpha=3),
+    "a number beside a tensor": lambda x, **_: x * 2.5,
+    "an integer beside a tensor": lambda i, **_: i * 2,
+    "a truth value beside a tensor": lambda i, **_: i * True,
+    "a complex number beside a tensor": lambda x, **_: x * 2j,
+    "a number that is not last": lambda x, **_: torch.nn.functional.elu(x, 1.0, False),
+    "bounds, one of them none": lambda x, **_: x.clamp(max=5.0),
+    "integers": lambda x, **_: x.sum((0,), keepdim=True),
+    "a dtype": lambda i, **_: i.sum(dtype=torch.float64),
+    "a memory format": lambda image, **_: image.contiguous(memory_format=torch.channels_last),
+    "a layout that is not contiguous": lambda image, **_: image.contiguous(memory_format=torch.channels_last) + 1,
+    "a string": lambda x, **_: torch.nn.functional.gelu(x, approximate="tanh"),
+    "like another": lambda x, **_: torch.zeros_like(x),
+    "new from another": lambda x, **_: x.new_ones((2, 2)),
+    "an optional tensor": lambda x, w, **_: torch.nn.functional.linear(x, w),
+    "lists of integers": lambda image, **_: torch.nn.functional.max_pool2d(image, 2),
+    "several results": lambda x, **_: x.max(1),
+    "a result that is none": lambda x, y, **_: torch.ops.aten.native_layer_norm_backward(
+        x, y, [4], y.mean(1, keepdim=True), y.std(1, keepdim=True), None, None, [True, False, False]
+    )[0],
+    "a list of tensors": lambda x, y, **_: torch.cat([x, y]),
+    "tensors and nones": lambda x, i, **_: x[:, i[0, :2]],
+    "a list of results": lambda x, y, **_: torch._foreach_add([x, y], 1.0),
+    "numbers in a list": lambda x, y, **_: torch._foreach_mul([x, y], [2.0, 3.0]),
+    "in place": lambda x, y, **_: x.add_(y),
+    "in place, twice": lambda x, y, **_: x.add_(y).mul_(2.0),
+    "in place through a view": lambda x, **_: (x[0].add_(1), x)[1],
+    "lists in place": lambda x, y, **_: (torch._foreach_mul_([x, y], 2.0), x, y)[1:],
+    "a view": lambda x, **_: x.t(),
+    "a view of a view": lambda x, **_: x.t()[1:].unsqueeze(0),
+    "a view as it was": lambda x, **_: x.t().t(),
+    "a view of other numbers": lambda x, **_: x.view(torch.int32),
+    "a list of views": lambda x, **_: x.split(2),
+    "a conjugate": lambda x, **_: torch.complex(x, x).conj() * 2,
+    "an alias that PyTorch makes itself": lambda x, y, **_: x.detach() + y.data,
+    "an alias of a view": lambda x, y, **_: x.t().detach() + y.t().data,
+    "nothing in it": lambda x, **_: x[:0] * 2,
+    "no dimensions": lambda x, **_: x.sum() * x,
+    "another device": lambda x, **_: x.to("ltc:1") + 1,
+    "a number on the CPU": lambda x, **_: x + torch.tensor(3.0),
+}
+
+
+def values_of(result: Any) -> list[Any]:
+    return [storage.value_of(t) for t in (result if isinstance(result, tuple | list) else [result])]
+
+
+def data_of(result: Any) -> list[Any]:
+    results = result if isinstance(result, tuple | list) else [result]
+    return [(t.cpu(), t.stride(), t.dtype, t._version) for t in results]
+
+
+@needs_it
+@pytest.mark.parametrize("name", CALLS)
+def test_it_records_what_the_python_kernels_record(compiled: Any, name: str) -> None:
+    seen = []
+    for on in (False, True, True):
+        compiled.enable(on)
+        arguments = tensors()
+        lt.sync()
+        result = CALLS[name](**arguments)
+        values = values_of(result)
+        seen.append((values, list(storage.numbers), len(storage.leaf_data), data_of(result)))
+    first = seen[0]
+    for values, numbers, leaves, data in seen[1:]:
+        assert all(a is b for a, b in zip(values, first[0], strict=True)), "the nodes differ"
+        assert (numbers, leaves) == first[1:3]
+        for (a, *about), (b, *expected) in zip(data, first[3], strict=True):
+            assert torch.equal(a, b)
+            assert about == expected
+
+
+def python_kernels_called(call: Callable[[], Any]) -> list[str]:
+    """The Python kernels that run when this does."""
+    codes = {kernel.__code__: name for name, kernel in generated_kernels.items()}
+    called = []
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in codes:
+            called.append(codes[frame.f_code])
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@needs_it
+def test_a_known_training_step_reaches_no_python_kernel(compiled: Any) -> None:
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    model = torch.nn.Sequential(*layers).to("ltc")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    x, y = torch.randn(6, 4).to("ltc"), torch.tensor([0, 1, 0, 1, 1, 0]).to("ltc")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        lt.sync()
+
+    for _ in range(3):
+        step()
+    assert python_kernels_called(step) == []
+    compiled.enable(False)
+    assert len(python_kernels_called(step)) > 20
+
+
+@needs_it
+def test_a_new_structure_is_left_to_the_python_kernel(compiled: Any) -> None:
+    x = torch.ones(3, 7, 11).to("ltc")
+    assert python_kernels_called(lambda: x.cosh()) == ["cosh"]
+    assert python_kernels_called(lambda: x.cosh()) == []
+
+
+@needs_it
+def test_an_error_is_the_same(compiled: Any) -> None:
+    x, y = torch.ones(3).to("ltc"), torch.ones(4).to("ltc")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"The size of tensor a \(3\) must match the size of tensor b \(4\)"):
+            x + y
+
+
+@needs_it
+def test_numbers_of_a_call_that_is_left_are_lifted_once(compiled: Any) -> None:
+    x = torch.ones(5, 3).to("ltc")
+    lt.sync()
+    x.add(torch.ones(5, 3).to("ltc:0"), alpha=7)
+    assert storage.numbers == [7]
+
+
+RUN = """
+import torch, lazytensor as lt
+from lazytensor.device import recorder
+{before}
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2).to("ltc")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.ones(4, 3).to("ltc")
+for _ in range(4):
+    optimizer.zero_grad()
+    loss = model(x).square().sum()
+    loss.backward()
+    optimizer.step()
+    lt.sync()
+print(recorder.in_use(), loss.item().hex())
+"""
+
+
+def run(environment: dict[str, str], before: str = "") -> tuple[list[str], str]:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN.format(before=before)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split(), done.stderr
+
+
+@needs_it
+def test_a_program_runs_the_same_with_it_without_it_and_when_it_is_turned_off(tmp_path: Path) -> None:
+    with_it, _ = run({})
+    without, _ = run({"LAZYTENSOR_CACHE_DIR": str(tmp_path)})
+    off, _ = run({"LAZYTENSOR_COMPILED_RECORDER": "0"})
+    assert [with_it[0], without[0], off[0]] == ["True", "False", "False"]
+    assert with_it[1] == without[1] == off[1]
+
+
+@needs_it
+def test_a_damaged_one_is_ignored_with_one_line(tmp_path: Path) -> None:
+    entry = tmp_path / "graphs" / recorder.key()
+    entry.mkdir(parents=True)
+    (entry / recorder.LIBRARY).write_bytes((build.build() / recorder.LIBRARY).read_bytes()[:1000])
+    output, complaint = run({"LAZYTENSOR_CACHE_DIR": str(tmp_path)})
+    assert output[0] == "False"
+    assert complaint.count("is ignored") == 1
+
+
+@needs_it
+def test_with_a_second_thread_the_kernels_with_the_lock_record() -> None:
+    before = "import threading; thread = threading.Thread(target=print); thread.start(); thread.join()"
+    known, _ = run({})
+    threaded, _ = run({}, before + "; assert not recorder.module.enable(False)")
+    assert threaded[-1] == known[1]
+
+
+def test_without_a_compiler_building_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(RuntimeError, match="no C\\+\\+ compiler was found"):
+        build.command(tmp_path / "recorder.so")
+
+
+def test_random_programs_agree_with_the_python_kernels_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lazytensor_cli", "fuzz", "--programs", "60", "--seed", "77000", "--json"],
+        env=os.environ | {"LAZYTENSOR_COMPILED_RECORDER": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
