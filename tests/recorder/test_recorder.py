@@ -83,6 +83,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "a view of other numbers": lambda x, **_: x.view(torch.int32),
     "a list of views": lambda x, **_: x.split(2),
     "a conjugate": lambda x, **_: torch.complex(x, x).conj() * 2,
+    "a part of a conjugate": lambda x, **_: torch.complex(x, x).conj().imag,
     "an alias that PyTorch makes itself": lambda x, y, **_: x.detach() + y.data,
     "an alias of a view": lambda x, y, **_: x.t().detach() + y.t().data,
     "nothing in it": lambda x, **_: x[:0] * 2,

@@ -363,6 +363,7 @@ at::Tensor make_view(const at::Tensor& tensor, PyObject* parent, PyObject* value
   PyObject* spec = slot(value, model.value_spec);
   if (dtype_of(value) != tensor.scalar_type() || PyLong_AsLong(slot(spec, model.spec_bits)) != 0 || tensor.is_conj() ||
       tensor.is_neg()) {
+    attach(tensor, parent);  // where the Python function looks for it
     Ref shell(ok(THPVariable_Wrap(tensor)));
     return unpacked(Ref(ok(PyObject_CallFunctionObjArgs(model.make_view, shell.p, value, nullptr))));
   }
