@@ -70,7 +70,7 @@ def lazy_bits(tensor: torch.Tensor) -> bool:
 
 def misplaced(tensor: torch.Tensor, spec: Spec) -> bool:
     """Whether a tensor of the right size and dtype lies in memory otherwise than declared."""
-    return (tensor.stride() != spec.stride and spec.numel > 1) or bool(tensor.storage_offset()) or lazy_bits(tensor)
+    return tensor.stride() != spec.stride or bool(tensor.storage_offset()) or lazy_bits(tensor)
 
 
 def computation(backend: Backend, graph: Graph) -> Computation:

@@ -149,7 +149,7 @@ def _run_pending(cause: str, wait: bool) -> None:
     before = time.perf_counter()
     if pipeline.under_way:
         pipeline.drain()
-    inputs = [_now(data) for data in inputs]
+    inputs = [now(data) for data in inputs]
     try:
         if events.take_over is None and profiled is None:
             results = computation.run(*inputs)
@@ -186,7 +186,7 @@ def _graph(values: list[ir.Value], replaced: list[int | None]) -> Graph:
     return passes.clean(graph)
 
 
-def _now(data: Any) -> Any:
+def now(data: Any) -> Any:
     """The data behind a future of a cut that has run; after a failure, what was there before."""
     while data.__class__ is Future:
         data = data.value if data.error is None else data.previous
@@ -258,7 +258,7 @@ def _install(states: list[State], results: list[Any]) -> list[Failure]:
             failures.append(result)
             state.spec_ = state.spec
             if state.data.__class__ is Future:
-                state.data = _now(state.data)
+                state.data = now(state.data)
             if state.data is None:
                 state.error = result
             state.value = None

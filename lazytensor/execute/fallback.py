@@ -96,7 +96,13 @@ def reader(args: tuple[Any, ...], cause: str) -> Callable[[Value], torch.Tensor]
         held[value] = storage.leaf_data[value.node.args[1]] if value.leaf else storage.make(value)
 
     def read(value: Value) -> torch.Tensor:
-        return held[value] if value.leaf else data_of(held[value], cause)
+        if not value.leaf:
+            return data_of(held[value], cause)
+        data: Any = held[value]
+        if data.__class__ is Future:
+            cutting.settle()
+            data = cutting.now(data)
+        return memory.host(data)
 
     return read
 

@@ -142,6 +142,54 @@ print(json.dumps({
 """
 
 
+AS_EAGER = """
+import json, torch, lazytensor as lt
+lt.set_backend("inductor", wait=True)
+
+def bytes_(x):
+    y = x.to(torch.uint8)
+    y.add_(3 + y.any(0).square())
+    return [y, x.to(torch.uint8).all()]
+
+def rest(x):
+    return [x % float("inf"), x % -1.5, torch.remainder(5.0, x), x.int() % 3]
+
+def reinterpreted(x):
+    y = x.logsumexp(-1)
+    y.view(torch.int32).relu_()
+    return [y]
+
+def nothing(x):
+    return [torch.full([2, 3, 0], 7, device=x.device) + 1]
+
+def masked(x):
+    y = x * 1
+    mask = y > 0
+    lt.sync()
+    bool((x == 0).any())
+    return [y[mask]]
+
+def program(function, device):
+    return [(t.cpu(), t.stride()) for t in function(torch.tensor([-2.5, 1.0, 4.0]).to(device))]
+
+answer = {}
+for function in (bytes_, rest, reinterpreted, nothing, masked):
+    pairs = list(zip(program(function, "ltc"), program(function, "cpu")))
+    answer[function.__name__] = all(
+        torch.allclose(a, b, equal_nan=True) and a.dtype is b.dtype and s == r for (a, s), (b, r) in pairs
+    )
+answer["tiers"] = sorted({t.state for t in lt.current_backend().graphs})
+print(json.dumps(answer))
+"""
+
+
+def test_what_inductor_computes_otherwise_is_computed_as_in_eager(tmp_path: Path) -> None:
+    found = run(tmp_path, AS_EAGER)
+    assert "reinterpreted numbers by explicit geometry" in found.pop("log")
+    right = dict.fromkeys(("bytes_", "rest", "reinterpreted", "nothing", "masked"), True)
+    assert found == right | {"tiers": ["ready", "stays"]}
+
+
 def test_numbers_promote_in_compiled_code_as_in_eager(tmp_path: Path) -> None:
     found = run(tmp_path, NUMBERS)
     assert found["dtypes"]

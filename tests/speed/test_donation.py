@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import lazytensor as lt
+from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.execute import cut
 
 
@@ -19,6 +20,23 @@ def test_an_update_in_place_may_take_its_own_memory() -> None:
     x.mul_(2)
     lt.sync()
     assert replaced() == {0: 0}
+
+
+def test_compiled_code_overwrites_only_what_is_written_after_every_check() -> None:
+    table, counter = torch.ones(7, 3, requires_grad=True), torch.zeros(()).to("ltc")
+    table = table.detach().to("ltc").requires_grad_()
+    indices = torch.tensor([1, 2]).to("ltc")
+    lt.clear_cache()
+    torch.nn.functional.embedding(indices, table).square().sum().backward()
+    with torch.no_grad():
+        table.sub_(table.grad)
+    table.grad = None
+    counter.add_(1)
+    lt.sync()
+    graph = list(cut.computations.values())[-1].graph
+    written = overwritten(graph)
+    names = {graph.outputs[n].size for n in graph.replaces}, {graph.outputs[n].size for n in written}
+    assert names == ({(7, 3), ()}, {(7, 3)}), "the counter could count twice if an index is out of range"
 
 
 def test_a_new_tensor_takes_new_memory() -> None:

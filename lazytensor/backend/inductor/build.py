@@ -19,7 +19,7 @@ import torch
 
 from lazytensor.backend import compiler
 from lazytensor.backend.graph import Graph
-from lazytensor.backend.inductor.lower import Lowered, Lowering
+from lazytensor.backend.inductor.lower import Lowered, Lowering, Unsupported
 
 _OPTIONS: dict[str, Any] = {
     "fx_graph_cache": False,  # our own cache holds the result
@@ -29,10 +29,6 @@ _OPTIONS: dict[str, Any] = {
     "alignment_asserts": False,
     "nan_asserts": False,
 }
-
-
-class Unsupported(RuntimeError):
-    """Raised when Inductor's result has a part that this backend cannot store."""
 
 
 def build(graph: Graph, numbers: list[Any], folder: Path) -> None:

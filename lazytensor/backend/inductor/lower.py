@@ -22,10 +22,15 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from lazytensor.backend.graph import Graph
+from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.trace.ir import Node, Number, Value, flatten
 from lazytensor.trace.shapes import call_arguments, root
 
 aten = torch.ops.aten
+
+
+class Unsupported(RuntimeError):
+    """Raised for a graph that Inductor does not compile rightly, or into something that cannot be stored."""
 
 
 @dataclass
@@ -150,6 +155,7 @@ class Lowering:
     def _outputs(self) -> list[int]:
         """Return each output in memory of its own; write those that replace an input into it."""
         results, returned, seen = [], [], set()
+        replaces = overwritten(self.graph)
         writes: list[tuple[FxNode, FxNode]] = []
         for number, value in enumerate(self.graph.outputs):
             source = root(value)
@@ -157,8 +163,8 @@ class Lowering:
             if source.leaf or source is not value or source in seen:
                 result = self.call(aten.clone.default, result)
             seen.add(source)
-            if number in self.graph.replaces:
-                writes.append((self.env[self.graph.data[self.graph.replaces[number]]], result))
+            if number in replaces:
+                writes.append((self.env[self.graph.data[replaces[number]]], result))
             else:
                 results.append(result)
                 returned.append(number)
@@ -279,7 +285,6 @@ for _names, _target in {
     ("ge.Scalar",): aten.ge.Tensor,
     ("maximum",): aten.maximum.default,
     ("minimum",): aten.minimum.default,
-    ("remainder.Scalar", "remainder.Tensor"): aten.remainder.Tensor,
 }.items():
     rule(*_names)(_binary(_target))
 
@@ -384,9 +389,68 @@ for _name in ("sqrt", "neg", "abs", "exp", "reciprocal", "log", "sigmoid", "tanh
     RULES[_name] = _unary(_name)
 
 
-# --- ops with several results that Inductor's C++ wrapper cannot call ------------------------------------------------
+@rule("remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor")
+def _remainder(low: Lowering, args: list[Any], node: Node) -> FxNode:
+    """The remainder with the divisor's sign, as the CPU computes it.
+
+    Symptom: ``torch.tensor([1.0]) % float("inf")`` was nan instead of 1 in Inductor's code.
+    """
+    like = _tensors(args)
+    value = node.outputs[0]
+    assert value is not None
+    dividend, divisor = (
+        o if o.__class__ is FxNode else low.call(aten.scalar_tensor.default, o, dtype=value.dtype)
+        for o in (low.tensor(a, like) for a in args)
+    )
+    if not value.dtype.is_floating_point:
+        return low.call(aten.remainder.Tensor, dividend, divisor)
+    rest = low.call(aten.fmod.Tensor, dividend, divisor)
+    signs = low.call(aten.ne.Tensor, low.call(aten.lt.Scalar, rest, 0), low.call(aten.lt.Scalar, divisor, 0))
+    other = low.call(aten.logical_and.default, low.call(aten.ne.Scalar, rest, 0), signs)
+    return low.call(aten.where.self, other, low.call(aten.add.Tensor, rest, divisor), rest)
+
+
+# --- ops that Inductor's code computes otherwise, or cannot call -----------------------------------------------------
 
 EXPANDED: dict[str, Callable[[Lowering, Node], list[FxNode]]] = {}
+
+
+def _as_it_is(low: Lowering, node: Node) -> FxNode:
+    positional, keyword = call_arguments(node.op, node.args, low.get)
+    return low.call(node.op.overload, *positional, **keyword)
+
+
+def _truth(low: Lowering, node: Node) -> list[FxNode]:
+    """Any and all of bytes are bytes, not truth values.
+
+    Symptom: "result 0 is bool[] and was declared uint8[]".
+    """
+    value = node.outputs[0]
+    assert value is not None
+    return [low.call(aten._to_copy.default, _as_it_is(low, node), dtype=value.dtype)]
+
+
+for _name in ("any", "any.dim", "any.dims", "all", "all.dim", "all.dims"):
+    EXPANDED[_name] = _truth
+
+
+def _by_geometry(low: Lowering, node: Node) -> list[FxNode]:
+    """A view by explicit geometry, unless it is of numbers that were reinterpreted: Inductor looks through that.
+
+    Symptom: 1.0671e+09 instead of 1.2128 after ``y.view(torch.int32).relu_()``.
+    """
+    value = node.args[0]
+    while not value.leaf and value.node.op.view:
+        if value.node.op.name == "aten::view.dtype":
+            raise Unsupported("it looks at reinterpreted numbers by explicit geometry, which Inductor gets wrong")
+        value = value.node.args[0]
+    return [_as_it_is(low, node)]
+
+
+for _name in ("as_strided", "as_strided_scatter"):
+    EXPANDED[_name] = _by_geometry
+for _name in ("remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor"):
+    EXPANDED[_name] = lambda low, node: [_remainder(low, list(node.args), node)]
 
 
 def _unscale(low: Lowering, node: Node) -> list[FxNode]:

@@ -27,6 +27,7 @@ from lazytensor.backend.contract import misplaced, restrided
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
 from lazytensor.backend.inductor.lower import Lowering
+from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.backend.inductor.service import encode, service
 
 log = logging.getLogger("lazytensor")
@@ -75,13 +76,29 @@ class Tiered:
 
     def _run(self, compiled: Compiled, inputs: tuple[Any, ...]) -> list[Any]:
         """Run compiled code; its first results are compared with what was declared."""
-        results = compiled(*inputs)
         if self.mends is None:
+            # If they are wrong the first tier runs instead, on inputs that must be as they were.
+            kept = compiled.replaces.values()
+            data = self.graph.data
+            results = compiled(*[restrided(i, data[n].spec) if n in kept else i for n, i in enumerate(inputs)])
+            if (fault := self._fault(results)) is not None:
+                self.compiled = None
+                self._stay(fault)
+                return self.first(*inputs)
             outputs = self.graph.outputs
             self.mends = [i for i, (r, v) in enumerate(zip(results, outputs, strict=True)) if misplaced(r, v.spec)]
+        else:
+            results = compiled(*inputs)
         for number in self.mends:
             results[number] = restrided(results[number], self.graph.outputs[number].spec)
         return results
+
+    def _fault(self, results: list[Any]) -> str | None:
+        for number, (result, value) in enumerate(zip(results, self.graph.outputs, strict=True)):
+            if result.dtype is not value.dtype or tuple(result.shape) != value.size:
+                given = f"{str(result.dtype).removeprefix('torch.')}{list(result.shape)}"
+                return f"result {number} of the compiled code is {given} and was declared {value.spec}"
+        return None
 
     def _varied(self) -> None:
         """A constant has another value."""
@@ -148,7 +165,7 @@ class Tiered:
             entry = diskcache.find(key)
             if entry is None:
                 raise RuntimeError("the compiled code is not in the cache")
-            self.compiled = Compiled(entry.path, self.graph.replaces, len(self.graph.data))
+            self.compiled = Compiled(entry.path, overwritten(self.graph), len(self.graph.data))
             self.state = READY
         except Exception as problem:
             self._stay(f"{type(problem).__name__}: {problem}")
@@ -181,5 +198,5 @@ def entry_key(graph: Graph, numbers: list[Any]) -> str:
 @functools.cache
 def _lowering() -> str:
     """A digest of the code that turns graphs into Inductor's: what an earlier form of it made is not found."""
-    files = [Path(__file__).with_name(name) for name in ("lower.py", "build.py")]
+    files = [Path(__file__).with_name(name) for name in ("lower.py", "build.py", "overwrite.py")]
     return diskcache.key_of(*[file.read_text(encoding="utf-8") for file in files])
