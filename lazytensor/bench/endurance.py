@@ -1,12 +1,13 @@
-"""What must hold for long: memory over 10,000 steps, chains of 200,000 operations, and clean exits, 100 of 100.
+"""What must hold for long: memory over 10,000 steps, chains of 200,000 operations, clean exits; and a quick import.
 
-``python -m lazytensor.bench.endurance memory | chain | exits [count]``.  The tests have quick forms of the same.
+``python -m lazytensor.bench.endurance memory | chain | exits | imports [count]``.  The tests have quick forms.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -100,9 +101,18 @@ def exits(count: int = 100) -> dict[str, Any]:
     return {"processes": count, "clean": results.count((0, "")), "others": [r for r in results if r != (0, "")][:3]}
 
 
+def imports(count: int = 10) -> dict[str, Any]:
+    """Seconds that a warm ``import lazytensor`` takes after ``import torch``: least and median."""
+    timed = "import time, torch; before = time.perf_counter(); import lazytensor; print(time.perf_counter() - before)"
+    command = [sys.executable, "-c", timed]
+    subprocess.run(command, capture_output=True, check=True)  # generates the kernels, if that was not done
+    taken = [float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(count)]
+    return {"imports": count, "least": round(min(taken), 3), "median": round(statistics.median(taken), 3)}
+
+
 def main(arguments: list[str]) -> None:
     """Run what the arguments name and print its figures as JSON."""
-    runs = {"memory": memory, "chain": chain, "exits": exits}
+    runs = {"memory": memory, "chain": chain, "exits": exits, "imports": imports}
     if not arguments or arguments[0] not in runs:
         raise SystemExit(__doc__)
     counts = [int(a) for a in arguments[1:2]]
