@@ -140,15 +140,13 @@ def _run_pending(cause: str, wait: bool) -> None:
     inputs = [leaf_data[i] for i in computation.data] if not memory.in_use else memory.fit(backend, computation.data)
     inputs += [numbers[i] for i in computation.numbers]
     timing.collect = time.perf_counter() - started - timing.compile
-    if backend.asynchronous and settings.run_in_background and events.take_over is None and profiled is None:
-        wait = wait or cause not in _UNHURRIED
-        _send(cause, computation, inputs, states, views, hit, started, timing, wait)
-        if wait:
-            settle()
+    apart = backend.asynchronous and settings.run_in_background and events.take_over is None and profiled is None
+    if apart and not _at_once(wait or cause not in _UNHURRIED):
+        _send(cause, computation, inputs, states, views, hit, started, timing)
         return
     before = time.perf_counter()
     if pipeline.under_way:
-        pipeline.drain()
+        settle()
     inputs = [now(data) for data in inputs]
     try:
         if events.take_over is None and profiled is None:
@@ -202,9 +200,8 @@ def _send(
     hit: bool,
     started: float,
     timing: CutTiming,
-    wait: bool,
 ) -> None:
-    """Hand a cut to the pipeline and begin the next trace at once, or when it has run."""
+    """Hand a cut to the pipeline and begin the next trace at once."""
     global last
     run = Run()
     futures = []
@@ -227,16 +224,28 @@ def _send(
     timing.install = time.perf_counter() - before
     timing.outputs = len(computation.graph.outputs)
     last = timing
-    if wait:
-        run.done.wait()
-    failures = pipeline.failures if wait else []
-    events.on_cut(cause, computation, hit, started, timing, failures[0].error if failures else None)
+    events.on_cut(cause, computation, hit, started, timing, None)
     if timing.compile:
         _trim()
 
 
 # Why a cut may be made for which nobody waits; any other is made because a value is read now.
 _UNHURRIED = ("sync", "budget")
+_MANY_READS = 4
+_reads = 0  # cuts that somebody waited for since the last for which nobody did
+
+
+def _at_once(wait: bool) -> bool:
+    """Whether to run a cut on this thread: if somebody waits for it, and in a program that waits all the time.
+
+    To hand a small graph to another thread and its result back takes longer than to run it.
+    """
+    global _reads
+    if wait:
+        _reads += 1
+        return True
+    busy, _reads = _reads >= _MANY_READS, 0
+    return busy
 
 
 def settle() -> None:

@@ -23,12 +23,14 @@ class Background(ReferenceBackend):
         super().__init__()
         self.open = threading.Event()
         self.open.set()
+        self.ran_on: list[str] = []
 
     def compile(self, graph):  # type: ignore[no-untyped-def]
         program = super().compile(graph)
 
         def run(*inputs):  # type: ignore[no-untyped-def]
             self.open.wait()
+            self.ran_on.append(threading.current_thread().name)
             return program(*inputs)
 
         return run
@@ -57,7 +59,42 @@ def test_sync_returns_before_the_cut_has_run(background: Background) -> None:
 def test_waiting_leaves_real_data(background: Background) -> None:
     x = torch.ones(3, device="ltc") + 1
     lt.sync(wait=True)
-    assert state_of(x).data.run.done.is_set()
+    assert isinstance(state_of(x).data, torch.Tensor)
+
+
+def test_a_cut_that_somebody_waits_for_runs_on_the_thread_that_waits(background: Background) -> None:
+    ran: list[str] = []
+    background.ran_on = ran
+    x = torch.ones(3, device="ltc")
+    lt.sync(wait=True)
+    ran.clear()
+    for _ in range(3):
+        x.add_(1)
+        lt.sync()
+    lt.wait()
+    assert set(ran) == {"lazytensor-run"}
+    ran.clear()
+    for _ in range(2):
+        for _ in range(5):
+            (x + 1).sum().item()
+        x.add_(1)
+        lt.sync()
+    lt.wait()
+    assert set(ran) == {"MainThread"}, "a program that waits all the time gains nothing from another thread"
+    assert x.tolist() == [6, 6, 6]
+
+
+def test_a_failure_under_way_comes_before_what_is_read(background: Background) -> None:
+    table, bad = torch.ones(3, 2, device="ltc"), torch.tensor([7]).to("ltc")
+    lost = torch.nn.functional.embedding(bad, table)
+    background.open.clear()
+    lt.sync()
+    y = table.sum()
+    background.open.set()
+    with pytest.raises(IndexError):
+        y.item()
+    assert y.item() == 6
+    del lost
 
 
 def test_updates_in_place_are_applied_in_order(background: Background) -> None:

@@ -176,13 +176,13 @@ class Tiered:
         """Leave the graph on the first tier for good, and say why, once."""
         self.state = STAYS
         self.reason = reason
-        self._arrived.set()
         log.warning(
             "lazytensor: the graph of %d operations that begins at %s stays on the first tier: %s",
             len(self.graph),
             self.graph.first_line(),
             reason,
         )
+        self._arrived.set()
 
 
 def entry_key(graph: Graph, numbers: list[Any]) -> str:
