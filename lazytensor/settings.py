@@ -108,7 +108,7 @@ _ALL: dict[str, Setting[Any]] = {
     ),
     "max_in_flight": Setting(2, "LAZYTENSOR_MAX_IN_FLIGHT", "How many cuts may run or wait to run in the background."),
     "compile_seconds": Setting(
-        300, "LAZYTENSOR_COMPILE_SECONDS", "How long one graph may be compiled by TorchInductor."
+        300, "LAZYTENSOR_COMPILE_SECONDS", "Seconds of processor time that one graph may take to compile."
     ),
     "max_compiled_operations": Setting(
         4000, "LAZYTENSOR_MAX_COMPILED_OPERATIONS", "Graphs with more operations are not given to TorchInductor."

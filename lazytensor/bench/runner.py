@@ -11,6 +11,7 @@ import json
 import math
 import os
 import select
+import shutil
 import signal
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from .. import settings
+from ..device.recorder import build
 from . import worker
 
 START_BUDGET = 120.0
@@ -51,6 +53,7 @@ COMPILE = System("compile", "compile")
 LAZY = System("torch._lazy", "lazy")
 LAZY_REUSE = System("torch._lazy reuse", "lazy-reuse")
 REFERENCE = System("ltc reference", "ltc", "reference")
+IN_PYTHON = System("ltc in Python", "ltc", "reference", environment={"LAZYTENSOR_COMPILED_RECORDER": "0"})
 TS = System("ltc ts", "ltc", "ts")
 INDUCTOR = System("ltc inductor", "ltc", "inductor", {"wait": True})
 AUTO = System("ltc auto", "ltc", "auto")
@@ -199,12 +202,16 @@ def fresh_caches(folder: Path) -> dict[str, str]:
     """An environment in which no graph compiled by an earlier run or by another lane is found.
 
     The kernels that lazytensor generates once for each torch are found: they are part of installing it, and generating
-    them leaves so much free memory behind that a workload would seem to need none.
+    them leaves so much free memory behind that a workload would seem to need none.  So is the compiled recorder.
     """
     ours = folder / "lazytensor"
-    ours.mkdir()
+    (ours / "graphs").mkdir(parents=True, mode=0o700)
     for kernels in settings.cache_directory().glob("kernels-*"):
         (ours / kernels.name).symlink_to(kernels, target_is_directory=True)
+    with suppress(RuntimeError):  # where there is no compiler, Python records
+        recorder = build.build()
+        shutil.copytree(recorder, ours / "graphs" / recorder.name)
+        shutil.copy2(recorder.parent / "key", ours / "graphs")
     return {"LAZYTENSOR_CACHE_DIR": str(ours), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 

@@ -1,6 +1,6 @@
 """What it costs to record an op, and to cut and run what was recorded: `lazytensor bench trace`.
 
-Three tables. Microseconds per op to record and to cut + run, on a chain of small ops and on two training steps, beside
+`ltc in Python` records without the compiled recorder. Three tables. Microseconds per op to record and to cut + run, on a chain of small ops and on two training steps, beside
 eager and `torch._lazy`; the number of ops is that of CPU eager for all, so a ratio of figures is a ratio of steps. On
 `torch._lazy`, recording an op that falls back runs what was recorded before it, and that is part of recording. A
 warm cut, execution excluded, on chains of 100 to 100,000 nodes: it should not grow. And very long chains, recorded, run
@@ -22,7 +22,7 @@ from rich.table import Table
 from . import diagnostics, report, runner
 
 WORKLOADS = ("chain_1000", "mlp_adam", "transformer_layer_adamw")
-SYSTEMS = (runner.EAGER, runner.LAZY, runner.LAZY_REUSE, runner.REFERENCE)
+SYSTEMS = (runner.EAGER, runner.LAZY, runner.LAZY_REUSE, runner.REFERENCE, runner.IN_PYTHON)
 CUT_NODES = (100, 1_000, 10_000, 100_000)
 PENDING_NODES = (50_000, 100_000, 200_000)
 FIGURES = {"record": "record", "cut + run": "cut", "total": "total"}

@@ -52,7 +52,9 @@ def load(locked: bool = False) -> ModuleType:
     path = _found(name)
     module = ModuleType(f"lazytensor._{name}")
     module.__file__ = str(path)
-    exec(_compiled(path), module.__dict__)
+    code = _compiled(path)
+    source.skip(code.co_filename)  # where it was when it was compiled: a cache can be moved
+    exec(code, module.__dict__)
     return module
 
 

@@ -60,15 +60,29 @@ class Pipeline:
         self.changed = threading.Condition()
         self.failures: list[Failure] = []
         self.thread: threading.Thread | None = None
+        self.resting = True  # whether the thread holds no OpenMP threads
+        self._let_go = False
 
     @property
     def under_way(self) -> int:
         """How many cuts run or wait to run."""
         return len(self.tasks)
 
+    def rest(self) -> None:
+        """Let the thread give up its OpenMP threads, since cuts run elsewhere for a while."""
+        if self.resting:
+            return
+        with self.changed:
+            self._let_go = True
+            self.changed.notify_all()
+            while self._let_go:
+                self.changed.wait()
+        self.resting = True
+
     def submit(self, task: Task) -> None:
         """Run a cut in the background; waits while too many are under way."""
         release_pool()
+        self.resting = False
         with self.changed:
             if self.thread is None:
                 thread = threading.Thread(target=self._work, daemon=True, name="lazytensor-run")
@@ -98,6 +112,10 @@ class Pipeline:
         while True:
             with self.changed:
                 while not self.tasks:
+                    if self._let_go:
+                        release_pool()
+                        self._let_go = False
+                        self.changed.notify_all()
                     self.changed.wait()
                 task = self.tasks[0]
             try:

@@ -34,6 +34,10 @@ def encode(number: Any) -> list[str]:
     return [type(number).__name__, number.hex() if isinstance(number, float) else repr(number)]
 
 
+# Niced before it imports anything, which takes seconds.
+_START = "import os; os.nice(5); from lazytensor.backend.inductor.worker import main; main()"
+
+
 class Service:
     """Starts, feeds and watches the compiling process."""
 
@@ -99,13 +103,14 @@ class Service:
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             }
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lazytensor.backend.inductor.worker"],
+                [sys.executable, "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
                 env=environment,
-                start_new_session=True,
+                # Not a new session: the kernel gives each the same share of the cores, whatever the niceness in it.
+                process_group=0,
             )
             threading.Thread(target=self._listen, args=(self._process,), daemon=True, name="lazytensor-compile").start()
         return self._process

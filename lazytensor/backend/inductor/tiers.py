@@ -35,6 +35,11 @@ COLD, SENT, READY, STAYS = "cold", "sent", "ready", "stays"
 _MOST_VARIANTS = 3  # how often a graph is compiled again for another value of a constant
 
 
+# Seconds between the wish for compiled code and the start of the compiler: a program of a moment never starts it, and a
+# longer one has its first steps, which are slow enough, without a second process on its cores.
+_PATIENCE = 0.5
+
+
 class Tiered:
     """One graph on its way from the first tier to compiled code."""
 
@@ -147,6 +152,8 @@ class Tiered:
         return True
 
     def _send(self, key: str, numbers: list[Any], about: dict[str, Any]) -> None:
+        if not self.wait:
+            time.sleep(_PATIENCE)
         try:
             service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
         except OSError as problem:  # a full disk, or a folder that cannot be written
