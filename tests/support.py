@@ -188,6 +188,19 @@ def _demand(found: list[str], which: str) -> None:
         raise AssertionError("\n".join([f"{which} differs from eager:", *found]))
 
 
+class Programs(dict[str, Callable[[str], Any]]):
+    """A table of programs by name, each of which does on a device what it does on the CPU: used as a decorator."""
+
+    def __call__(self, program: Callable[[str], Any]) -> Callable[[str], Any]:
+        self[program.__name__] = program
+        return program
+
+
+def numbers(device: str, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The first numbers, of this shape."""
+    return torch.arange(torch.Size(size).numel(), dtype=dtype, device=device).reshape(size)
+
+
 def subprocess_run(code: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process of its own, in which nothing of this one is."""
     return subprocess.run(
