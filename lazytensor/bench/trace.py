@@ -1,10 +1,10 @@
 """What it costs to record an op, and to cut and run what was recorded: `lazytensor bench trace`.
 
-`ltc in Python` records without the compiled recorder. Three tables. Microseconds per op to record and to cut + run, on a chain of small ops and on two training steps, beside
-eager and `torch._lazy`; the number of ops is that of CPU eager for all, so a ratio of figures is a ratio of steps. On
-`torch._lazy`, recording an op that falls back runs what was recorded before it, and that is part of recording. A
-warm cut, execution excluded, on chains of 100 to 100,000 nodes: it should not grow. And very long chains, recorded, run
-and let go: the time per op should not grow either.
+Three tables. Microseconds per op to record and to cut + run, on a chain of small ops and on two training steps, beside
+eager and `torch._lazy`; the number of ops is that of CPU eager for all, so a ratio of figures is a ratio of steps.
+`ltc in Python` records without the compiled recorder. On `torch._lazy`, recording an op that falls back runs what was
+recorded before it, and that is part of recording. A warm cut, execution excluded, on chains of 100 to 100,000 nodes: it
+should not grow. And very long chains, recorded, run and let go: the time per op should not grow either.
 """
 
 from __future__ import annotations

@@ -106,7 +106,10 @@ struct Call {
 // The geometry of the base value of a storage; as State.spec.
 PyObject* whole(PyObject* base) {
   PyObject* spec = slot(base, model.state_spec);
-  return absent(spec) ? slot(slot(base, model.state_value), model.value_spec) : spec;
+  if (!absent(spec)) return spec;
+  PyObject* value = slot(base, model.state_value);
+  if (absent(value)) throw Leave();
+  return slot(value, model.value_spec);
 }
 
 // The attribute that ties an object to its state, or null (borrowed: the object holds it).
@@ -132,6 +135,7 @@ PyObject* state_of(const at::Tensor& tensor) {
   PyObject* shell = impl->pyobj_slot()->load_pyobj();
   if (PyObject* state = tied(shell)) return state;
   // PyTorch made this alias in C++: its storage knows.
+  if (!impl->has_storage() || !impl->unsafe_storage()) throw Leave();
   PyObject* base = tied(impl->unsafe_storage().unsafeGetStorageImpl()->pyobj_slot()->load_pyobj());
   if (base == nullptr || Py_TYPE(base) == model.ViewState || tensor.is_conj() || tensor.is_neg()) throw Leave();
   Ref size = tuple(impl->sizes()), stride = tuple(impl->strides()), offset(ok(PyLong_FromLongLong(impl->storage_offset())));
