@@ -73,6 +73,14 @@ def misplaced(tensor: torch.Tensor, spec: Spec) -> bool:
     return tensor.stride() != spec.stride or bool(tensor.storage_offset()) or lazy_bits(tensor)
 
 
+def undeclared(number: int, result: Any, spec: Spec) -> str | None:
+    """What is wrong with a result of another size or dtype than declared; None if it has both."""
+    if tuple(result.shape) == spec.size and result.dtype is spec.dtype:
+        return None
+    given = f"{str(result.dtype).removeprefix('torch.')}{list(result.shape)}"
+    return f"result {number} is {given} and was declared {spec}"
+
+
 def computation(backend: Backend, graph: Graph) -> Computation:
     """Compile a graph, in parts where the backend does not support an op, and guard it."""
     from lazytensor.backend import plan
@@ -187,9 +195,8 @@ class Guard:
         kind: Any = BackendData if self.backend.own_memory else torch.Tensor
         if not isinstance(result, kind):
             raise self._wrong(f"result {number} is a {type(result).__name__} instead of a {kind.__name__}", value.node)
-        if tuple(result.shape) != spec.size or result.dtype is not spec.dtype:
-            given = f"{str(result.dtype).removeprefix('torch.')}{list(result.shape)}"
-            raise self._wrong(f"result {number} is {given} and was declared {spec}", value.node)
+        if (fault := undeclared(number, result, spec)) is not None:
+            raise self._wrong(fault, value.node)
         if kind is torch.Tensor:
             if result.device.type != "cpu":
                 raise self._wrong(f"result {number} is on {result.device} instead of the CPU", value.node)

@@ -123,6 +123,14 @@ def cached(shape: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
+@contextmanager
+def replacing() -> Iterator[None]:
+    """Take the place of registered kernels, without PyTorch's warning that somebody does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+        yield
+
+
 class Registration:
     """A backend's kernels on ltc, from :meth:`register` to :meth:`unregister`.
 
@@ -164,9 +172,7 @@ class Registration:
                     namespace = name.partition("::")[0]
                     if namespace not in libraries:
                         libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-                    with warnings.catch_warnings():
-                        # Taking the place of a kernel is what is asked for.
-                        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+                    with replacing():
                         call = threads.guarded(kernel) if threads.locked else kernel
                         libraries[namespace].m.impl(name, key, call, False)
                     if hasattr(kernel, "__code__"):

@@ -13,12 +13,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 from lazytensor.codegen import device as generated
+from lazytensor.codegen.runtime import replacing
 from lazytensor.device import recorder
 from lazytensor.trace.storage import lock
 
@@ -62,9 +62,7 @@ def lock_kernels(library: Any, kernels: dict[str, FunctionType], by_hand: dict[s
     codes = generated.locked_codes()
     for kernel in kernels.values():
         kernel.__code__ = codes[kernel.__name__]
-    with warnings.catch_warnings():
-        # Taking the place of a kernel is what is asked for.
-        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+    with replacing():
         for name, function in by_hand.items():
             library.m.impl("aten::" + name, "PrivateUse1", guarded(function), False)
     for then in on_lock:

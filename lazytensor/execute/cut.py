@@ -246,7 +246,7 @@ class _Habit:
 
     To hand a small graph to another thread and its result back takes longer than to run it.  So where every step has
     many cuts that somebody waits for, all run on the thread that makes them.  They do not take turns: two threads that
-    compute have twice the OpenMP threads, which then sleep between loops instead of standing by (5 ms a step instead of
+    compute have twice the OpenMP threads, which then sleep between loops instead of standing by (8 ms a step instead of
     3 in `lazytensor bench models`' program with control flow).
     """
 

@@ -101,7 +101,9 @@ def reader(args: tuple[Any, ...], cause: str) -> Callable[[Value], torch.Tensor]
         data: Any = held[value]
         if data.__class__ is Future:
             cutting.settle()
-            data = cutting.now(data)
+            future, data = data, cutting.now(data)
+            if data is None:
+                raise errors.ValueLost(future.error)
         return memory.host(data)
 
     return read

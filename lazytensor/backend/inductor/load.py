@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from lazytensor.backend import compiler
 
 _KINDS: dict[str, Callable[[str], Any]] = {
     "float": float.fromhex,
@@ -30,12 +31,7 @@ def _entry(path: Path) -> Callable[[list[Any]], list[Any]]:
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
         torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     )
-    spec = importlib.util.spec_from_file_location(_ENTRY, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, _ENTRY)  # type: ignore[no-any-return]
+    return getattr(compiler.load(_ENTRY, path), _ENTRY)  # type: ignore[no-any-return]
 
 
 class Compiled:

@@ -137,8 +137,7 @@ class Lowering:
             for value, made in zip(node.outputs, EXPANDED[name](self, node), strict=True):
                 self._done(value, made)
             return
-        positional, keyword = call_arguments(node.op, node.args, self.get)
-        made = self.call(node.op.overload, *positional, **keyword)
+        made = _as_it_is(self, node)
         returns = node.op.overload._schema.returns
         if len(returns) == 1 and returns[0].type.kind() == "TensorType":
             self._done(node.outputs[0], made)
@@ -389,7 +388,10 @@ for _name in ("sqrt", "neg", "abs", "exp", "reciprocal", "log", "sigmoid", "tanh
     RULES[_name] = _unary(_name)
 
 
-@rule("remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor")
+_REMAINDERS = ("remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor")
+
+
+@rule(*_REMAINDERS)
 def _remainder(low: Lowering, args: list[Any], node: Node) -> FxNode:
     """The remainder with the divisor's sign, as the CPU computes it.
 
@@ -449,7 +451,7 @@ def _by_geometry(low: Lowering, node: Node) -> list[FxNode]:
 
 for _name in ("as_strided", "as_strided_scatter"):
     EXPANDED[_name] = _by_geometry
-for _name in ("remainder.Scalar", "remainder.Tensor", "remainder.Scalar_Tensor"):
+for _name in _REMAINDERS:  # also where none of the operands is a number
     EXPANDED[_name] = lambda low, node: [_remainder(low, list(node.args), node)]
 
 

@@ -23,7 +23,7 @@ import torch
 from lazytensor import settings
 from lazytensor._version import __version__
 from lazytensor.backend import diskcache, graphfile
-from lazytensor.backend.contract import misplaced, restrided
+from lazytensor.backend.contract import misplaced, restrided, undeclared
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
 from lazytensor.backend.inductor.lower import Lowering
@@ -86,31 +86,25 @@ class Tiered:
             kept = compiled.replaces.values()
             data = self.graph.data
             results = compiled(*[restrided(i, data[n].spec) if n in kept else i for n, i in enumerate(inputs)])
-            if (fault := self._fault(results)) is not None:
+            pairs = list(enumerate(zip(results, self.graph.outputs, strict=True)))
+            faults = [fault for i, (r, v) in pairs if (fault := undeclared(i, r, v.spec)) is not None]
+            if faults:
                 self.compiled = None
-                self._stay(fault)
+                self._stay(f"{faults[0]} by the graph")
                 return self.first(*inputs)
-            outputs = self.graph.outputs
-            self.mends = [i for i, (r, v) in enumerate(zip(results, outputs, strict=True)) if misplaced(r, v.spec)]
+            self.mends = [i for i, (r, v) in pairs if misplaced(r, v.spec)]
         else:
             results = compiled(*inputs)
         for number in self.mends:
             results[number] = restrided(results[number], self.graph.outputs[number].spec)
         return results
 
-    def _fault(self, results: list[Any]) -> str | None:
-        for number, (result, value) in enumerate(zip(results, self.graph.outputs, strict=True)):
-            if result.dtype is not value.dtype or tuple(result.shape) != value.size:
-                given = f"{str(result.dtype).removeprefix('torch.')}{list(result.shape)}"
-                return f"result {number} of the compiled code is {given} and was declared {value.spec}"
-        return None
-
     def _varied(self) -> None:
         """A constant has another value."""
         self.variants += 1
         if self.variants < _MOST_VARIANTS:
             self.state = COLD
-            self.compiled = None
+            self.compiled = self.mends = None
             return
         self.compiled = None
         self._stay("a number that is compiled as a constant keeps changing")

@@ -114,7 +114,3 @@ def main() -> None:
             later.append(threading.Timer(_A_WHILE, _build_recorder))
             later[0].daemon = True
             later[0].start()
-
-
-if __name__ == "__main__":
-    main()

@@ -13,11 +13,9 @@ It is built once for each torch and Python, by the process that compiles graphs 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import platform
 import sys
-import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,14 +23,15 @@ from typing import Any
 import torch
 
 from lazytensor import settings
-from lazytensor.backend import diskcache
+from lazytensor.backend import compiler, diskcache
+from lazytensor.codegen.runtime import replacing
 from lazytensor.trace import ir, storage
 
 log = logging.getLogger("lazytensor")
 SOURCE = Path(__file__).parent / "recorder.cpp"
 LIBRARY = "recorder.so"
 
-module: Any = None  # the extension, once it is in use
+module: Any = None  # the extension, once it is installed
 
 
 @functools.cache
@@ -44,7 +43,7 @@ def key() -> str:
 
 def in_use() -> bool:
     """Whether kernels take the compiled path."""
-    return module is not None and settings.compiled_recorder
+    return module is not None and module.enabled()
 
 
 def install(kernels: ModuleType) -> bool:
@@ -56,29 +55,18 @@ def install(kernels: ModuleType) -> bool:
     if entry is None:
         return False
     try:
-        found = _loaded(entry.path / LIBRARY)
+        found: Any = compiler.load("recorder", entry.path / LIBRARY)
     except ImportError as problem:
         log.warning("lazytensor: the compiled recorder cannot be used: %s", problem)
         return False
     found.begin(_parts())
-    with warnings.catch_warnings():
-        # Taking the place of a kernel is what is asked for.
-        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+    with replacing():
         for name, (kind, table) in kernels.hits.items():
             stem, _, overload = name.partition(".")
             found.install("aten::" + stem, overload, kind, table)
     found.enable(True)
     module = found
     return True
-
-
-def _loaded(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("recorder", path)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def _parts() -> dict[str, Any]:

@@ -408,6 +408,8 @@ class Recorder final : public c10::OperatorKernel {
       : kind(kind), table(table), arguments(std::move(arguments)), returns(schema.returns().size()), python(std::move(python)) {
     returns_list = returns == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
     counts_versions = schema.name().rfind("aten::_foreach_", 0) == 0;
+    for (const Argument& each : this->arguments)
+      positional_numbers = positional_numbers || (each.default_object != nullptr && !each.keyword);
     for (size_t i = 0; i < schema.arguments().size(); i++) {
       const auto* alias = schema.arguments()[i].alias_info();
       if (alias != nullptr && alias->isWrite()) written.push_back(i);
@@ -425,6 +427,7 @@ class Recorder final : public c10::OperatorKernel {
   size_t returns;
   bool returns_list;
   bool counts_versions;
+  bool positional_numbers = false;  // whether a number that may be left at its default stands among the positional ones
   std::vector<size_t> written;
   c10::SafeKernelFunction python;
 
@@ -448,7 +451,7 @@ class Recorder final : public c10::OperatorKernel {
   PyObject* known(Call& call) {
     size_t count = arguments.size();
     size_t defaults = count;  // from here on every positional argument has its default value
-    while (defaults > 0 && (arguments[defaults - 1].keyword || is_default(call, defaults - 1))) defaults--;
+    while (positional_numbers && defaults > 0 && (arguments[defaults - 1].keyword || is_default(call, defaults - 1))) defaults--;
     Ref key(ok(PyTuple_New(count)));
     for (size_t i = 0; i < count; i++) {
       const Argument& argument = arguments[i];
@@ -681,10 +684,13 @@ PyObject* enable(PyObject*, PyObject* flag) {
   return PyBool_FromLong(before);
 }
 
+PyObject* is_enabled(PyObject*, PyObject*) { return PyBool_FromLong(enabled); }
+
 PyMethodDef methods[] = {
     {"begin", begin, METH_O, "Hand over what the kernels work on."},
     {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
     {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
+    {"enabled", is_enabled, METH_NOARGS, "Whether the compiled path is taken."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "recorder", "The compiled hit path of the recording kernels.", -1, methods};
