@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
-MISSING = "no C++ compiler was found (g++, clang++ or $CXX)"
+MISSING = "no C++ compiler was found: install g++ or clang++, or name one in $CXX"
 
 
 def find() -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Annotated
 
 import typer
@@ -35,8 +37,6 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
         try:
             out.print(version("lazytensor"))
         except PackageNotFoundError:
@@ -65,11 +65,29 @@ mounts.mount_all(app)
 
 
 def main() -> None:
-    """Run the command line; ends the process with the exit code.  A backend that is not there is told in a sentence."""
+    """Run the command line; ends the process with the exit code.
+
+    A backend that is not there, or a package that only an extra brings, is told in a sentence.
+    """
     try:
         app(prog_name="lazytensor")
+    except ModuleNotFoundError as error:
+        extra = _extra_with(error.name or "")
+        if extra is None:
+            raise
+        sys.exit(f"lazytensor: this needs {error.name}: pip install 'lazytensor[{extra}]'")
     except Exception as error:
         errors = sys.modules.get("lazytensor.errors")  # not imported here: the manual needs no torch
         if errors is None or not isinstance(error, errors.UnknownBackend | errors.BackendNotLoaded):
             raise
         sys.exit(f"lazytensor: {error}")
+
+
+def _extra_with(package: str) -> str | None:
+    """The first of our extras that installs this package, as the package's own metadata says."""
+    try:
+        needs = requires("lazytensor") or []
+    except PackageNotFoundError:
+        return None
+    named = (re.match(rf"{re.escape(package)}\b.*extra == ['\"](\w+)['\"]", need) for need in needs)
+    return next((found[1] for found in named if found), None)

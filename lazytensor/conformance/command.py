@@ -35,8 +35,10 @@ def command(
     from rich.console import Console
 
     from lazytensor import settings
+    from lazytensor.backend import registry
     from lazytensor.conformance import longrun, opinfo, suite, table
 
+    registry.factory(backend)  # a name that no one knows is told now, not by every process
     where = state or settings.cache_directory() / "conformance" / f"{backend}{'-all' if all else ''}.jsonl"
     names = [str(d).removeprefix("torch.") for d in opinfo.DTYPES]
     chosen = dtype or (names if all else names[:1])

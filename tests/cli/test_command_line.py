@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 SCRIPTS = Path(__file__).parent / "scripts"
+REPOSITORY = Path(__file__).parents[2]
 
 
-def lazytensor(*arguments: str) -> subprocess.CompletedProcess[str]:
+def lazytensor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "lazytensor_cli", *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-m", "lazytensor_cli", *arguments]
+    everything = os.environ | environment
+    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_manual_opens_without_pytorch() -> None:
@@ -132,6 +134,7 @@ def test_every_measurement_that_exists_has_its_manual(question: str) -> None:
     [
         (("backends", "nosuch"), "lazytensor: there is no backend 'nosuch'; known are auto, inductor, reference, ts."),
         (("fuzz", "--programs", "1", "--backend", "nosuch"), "lazytensor: there is no backend 'nosuch'"),
+        (("conformance", "nosuch"), "lazytensor: there is no backend 'nosuch'"),
         (("bench", "models", "--workload", "nosuch"), "no workload named 'nosuch'"),
     ],
 )
@@ -139,4 +142,19 @@ def test_a_wrong_name_is_told_in_a_sentence(arguments: tuple[str, ...], said: st
     done = lazytensor(*arguments)
     assert done.returncode != 0
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_package_of_an_extra_that_is_missing_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')")
+    done = lazytensor("conformance", "reference", "--op", "add", PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    assert done.returncode == 1
+    assert "lazytensor: this needs numpy: pip install 'lazytensor[test]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_cache_build_without_a_compiler_says_what_is_missing(tmp_path: Path) -> None:
+    done = lazytensor("cache", "build", PATH=str(tmp_path), CXX="", LAZYTENSOR_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert "no C++ compiler was found: install g++ or clang++" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
