@@ -42,7 +42,7 @@ def infer(op: Op, args: tuple[Any, ...], call: Call) -> Any:
     size = _broadcast(operands)
     if size is None:
         return None
-    result = _answer(op, args, call, _stand_in)
+    result = answer(op, args, call, _stand_in)
     if not isinstance(result, torch.Tensor) or result.shape != _small(size) or result.layout is not torch.strided:
         return None
     return _empty_strided(size, contiguous_stride(size), dtype=result.dtype, device="meta")
@@ -60,7 +60,7 @@ def accepts(mutation: Mutation, args: tuple[Any, ...], call: Call) -> bool:
         operands = [a.spec for a in args if a.__class__ is Value]
         if not _elementwise(mutation) or _broadcast(operands) != written[0].spec.size:
             return False
-    return _answer(mutation, args, call, _own_stand_in) is not None
+    return answer(mutation, args, call, _own_stand_in) is not None
 
 
 # --- which ops --------------------------------------------------------------------------------------------------------
@@ -85,7 +85,8 @@ def _elementwise(op: Op | Mutation) -> bool:
 # --- operands ---------------------------------------------------------------------------------------------------------
 
 
-def _usual(spec: Spec) -> bool:
+def usual(spec: Spec) -> bool:
+    """Whether a tensor is contiguous and has elements."""
     return spec.numel > 0 and not spec.bits and spec.stride == contiguous_stride(spec.size)
 
 
@@ -95,7 +96,7 @@ def _small(size: Iterable[int]) -> Size:
 
 def _broadcast(operands: list[Spec]) -> Size | None:
     """The common size of contiguous operands, where it tells the strides as well."""
-    if not operands or not all(map(_usual, operands)):
+    if not operands or not all(map(usual, operands)):
         return None
     size = max((o.size for o in operands), key=len)
     # A broadcast dimension of one element leaves the order of dimensions to the iterator's rule for ties.
@@ -114,7 +115,7 @@ def _own_stand_in(spec: Spec) -> torch.Tensor:
     return torch.ops.aten.full.default(_small(spec.size), 1, dtype=spec.dtype, device="cpu")  # type: ignore[no-any-return]
 
 
-def _answer(op: Op | Mutation, args: tuple[Any, ...], call: Call, stand_in: Callable[[Spec], torch.Tensor]) -> Any:
+def answer(op: Op | Mutation, args: tuple[Any, ...], call: Call, stand_in: Callable[[Spec], torch.Tensor]) -> Any:
     """What the CPU gives for the small call; None if it refuses, or where a number is unknown."""
 
     def convert(argument: Any) -> Any:
@@ -131,8 +132,8 @@ def _answer(op: Op | Mutation, args: tuple[Any, ...], call: Call, stand_in: Call
 
     keywords = op.keywords
     split = len(args) - len(keywords)
-    converted = [convert(a) for a in args]
     try:
+        converted = [convert(a) for a in args]
         result = call(op.overload, converted[:split], dict(zip(keywords, converted[split:], strict=True)))
     except Exception:
         return None
@@ -147,7 +148,7 @@ def _list(op: Op, args: tuple[Any, ...], call: Call) -> list[torch.Tensor] | Non
     if rows is None:
         return None
     which, reduced = rows
-    results = _answer(op, reduced, call, _stand_in)
+    results = answer(op, reduced, call, _stand_in)
     if not isinstance(results, tuple | list) or len(results) != len(reduced[0]):
         return None
     if any(
@@ -180,7 +181,7 @@ def _rows(args: tuple[Any, ...]) -> tuple[list[int], tuple[Any, ...]] | None:
         number = first.get(look)
         if number is None:
             specs = [e for e in look if e.__class__ is Spec]
-            if not specs or not all(map(_usual, specs)) or len({s.size for s in specs}) != 1:
+            if not specs or not all(map(usual, specs)) or len({s.size for s in specs}) != 1:
                 return None
             number = first[look] = len(chosen)
             chosen.append(place)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazytensor.trace import elementwise, probe, storage
+from lazytensor.trace import elementwise, extents, probe, storage
 from lazytensor.trace.ir import Const, Number, Op, Spec, Value, flatten, spec_of, values_in
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ def infer(op: Op, args: tuple[Any, ...]) -> Any:
     """The outputs of this op as meta tensors.  Raises eager's own error, or CannotInfer."""
     if not op.view:
         quick = probe.infer(op, args, _shielded)
+        if quick is None:
+            quick = extents.infer(op, args, _shielded)
         if quick is not None:
             return quick
     positional, keyword = call_arguments(op, args, _Stand("meta"))

@@ -1,4 +1,4 @@
-"""Elementwise and ``_foreach_`` results are inferred from a few elements: they look as eager's do, errors included."""
+"""Results are inferred from a few elements or from small tensors: they look as eager's do, errors included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lazytensor.trace import probe, shapes
+import lazytensor as lt
+from lazytensor.trace import extents, probe
 
 PROGRAMS: dict[str, Callable[[str], Any]] = {
     "promotion": lambda d: torch.arange(6, device=d).reshape(2, 3) + 0.5,
@@ -28,6 +29,34 @@ PROGRAMS: dict[str, Callable[[str], Any]] = {
     "list of transposed": lambda d: torch._foreach_sqrt([torch.ones(2, 3, device=d).t(), torch.ones(2, 3, device=d)]),
     "list that reduces": lambda d: torch._foreach_norm([torch.ones(2, device=d), torch.ones(3, 4, device=d)]),
     "list that broadcasts": lambda d: torch._foreach_add([torch.ones(2, 2, device=d)], [torch.ones(2, device=d)]),
+    "matrices": lambda d: torch.addmm(
+        torch.ones(6, device=d), torch.ones(3, 4, device=d), torch.ones(6, 4, device=d).t()
+    ),
+    "square matrices": lambda d: torch.ones(4, 4, device=d).t() @ torch.ones(4, 4, device=d),
+    "batches of matrices": lambda d: torch.ones(2, 3, 4, device=d).mT.bmm(torch.ones(2, 3, 5, device=d)),
+    "norm": lambda d: torch.native_layer_norm(torch.ones(2, 3, 6, device=d), (6,), None, None, 1e-5),
+    "statistics of another type": lambda d: torch.native_layer_norm(
+        torch.ones(2, 6, dtype=torch.bfloat16, device=d), (6,), torch.ones(6, device=d), torch.ones(6, device=d), 1e-5
+    ),
+    "statistics that are empty": lambda d: torch.native_batch_norm(
+        torch.ones(2, 3, 4, device=d), None, None, torch.ones(3, device=d), torch.ones(3, device=d), False, 0.1, 1e-5
+    ),
+    "sum over dimensions": lambda d: torch.ones(2, 3, 4, 5, device=d).sum((1, -1), keepdim=True),
+    "order kept": lambda d: torch.zeros_like(torch.ones(2, 3, 4, device=d).permute(2, 0, 1)),
+    "sizes as arguments": lambda d: torch.ops.aten.embedding_dense_backward(
+        torch.ones(3, 4, device=d), torch.tensor([0, 4, 4], device=d), 7, -1, False
+    ),
+    "a size that is a sum": lambda d: torch.cat([torch.ones(5, 2, device=d), torch.ones(9, 2, device=d)]),
+    "a sum that is an extent": lambda d: torch.cat([torch.ones(4, 9, device=d), torch.ones(5, 9, device=d)]),
+    "a size that is a quotient": lambda d: torch.nn.functional.max_pool1d(torch.ones(1, 2, 8, device=d), 2),
+    "a size that is a difference": lambda d: torch.conv1d(torch.ones(2, 3, 7, device=d), torch.ones(4, 3, 3, device=d)),
+    "a size kept by padding": lambda d: torch.conv1d(
+        torch.ones(2, 3, 7, device=d), torch.ones(4, 3, 3, device=d), padding=1
+    ),
+    "a size that is a product": lambda d: torch.ones(2, 3, device=d).repeat(2, 3),
+    "a size that is a limit": lambda d: torch.topk(torch.arange(6.0, device=d).reshape(1, 6), 4).values,
+    "a part put back": lambda d: torch.ops.aten.slice_backward(torch.ones(3, 2, device=d), [5, 2], 0, 1, 4, 1),
+    "columns first": lambda d: torch.linalg.inv_ex(torch.eye(3, device=d))[0],
 }
 
 
@@ -51,30 +80,51 @@ def test_results_look_as_eagers_do(name: str) -> None:
         lambda d: torch.ones(2, dtype=torch.bool, device=d) - torch.ones(2, dtype=torch.bool, device=d),
         lambda d: torch._foreach_add_([torch.ones(2, dtype=torch.int64, device=d)], 1.5),
         lambda d: torch._foreach_add([torch.ones(2, device=d)], [torch.ones(3, device=d)]),
+        lambda d: torch.ones(300, 200, device=d) @ torch.ones(201, 300, device=d),
+        lambda d: torch.linalg.cross(torch.ones(5, 4, device=d), torch.ones(5, 4, device=d)),
+        lambda d: torch.native_group_norm(torch.ones(2, 9, 4, device=d), None, None, 2, 9, 4, 2, 1e-5),
+        lambda d: torch.ones(700, 300, device=d).sum(2),
+        lambda d: torch.topk(torch.ones(300, device=d), 400),
     ],
 )
 def test_errors_are_eagers(program: Callable[[str], Any]) -> None:
     said = []
     for device in ("cpu", "ltc"):
-        with pytest.raises(RuntimeError) as caught:
+        with pytest.raises((RuntimeError, IndexError)) as caught:
             program(device)
         said.append(str(caught.value).split("\n")[0])
     assert said[0] == said[1]
 
 
-def test_the_usual_elementwise_op_asks_no_meta_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A geometry that no other test has, so that nothing is known of it."""
-    asked: list[bool] = []
-    infer = probe.infer
+def answers_of(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each question to this module was answered, from now on."""
+    answered: list[bool] = []
+    infer = module.infer
 
     def noted(*args: Any) -> Any:
         result = infer(*args)
-        asked.append(result is not None)
+        answered.append(result is not None)
         return result
 
-    monkeypatch.setattr(shapes.probe, "infer", noted)
+    monkeypatch.setattr(module, "infer", noted)
+    return answered
+
+
+def test_the_usual_elementwise_op_asks_no_meta_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A geometry that no other test has, so that nothing is known of it."""
     x = torch.ones(7, 13, 17, device="ltc")
-    asked.clear()
+    answered = answers_of(probe, monkeypatch)
     y = torch._foreach_mul([x.tanh(), x * 2], 3)
-    assert asked == [True, True, True]
+    assert answered == [True, True, True]
     assert y[1].sum().item() == 6 * 7 * 13 * 17
+
+
+def test_the_usual_layers_ask_no_meta_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = (torch.nn.Linear(19, 37), torch.nn.LayerNorm(37), torch.nn.Linear(37, 41))
+    model = torch.nn.Sequential(*layers).to("ltc")
+    x, y = torch.ones(43, 19).to("ltc"), torch.zeros(43, dtype=torch.int64).to("ltc")
+    lt.sync()
+    answered = answers_of(extents, monkeypatch)
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    assert len(answered) > 10
+    assert all(answered)
