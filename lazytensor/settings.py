@@ -107,6 +107,11 @@ _ALL: dict[str, Setting[Any]] = {
         "Let a cut run while the next step is recorded, where the backend allows it.",
     ),
     "max_in_flight": Setting(2, "LAZYTENSOR_MAX_IN_FLIGHT", "How many cuts may run or wait to run in the background."),
+    "share_cores": Setting(
+        True,
+        "LAZYTENSOR_SHARE_CORES",
+        "Let a cut in the background have fewer cores where steps come faster so; off, it has all of them.",
+    ),
     "compile_seconds": Setting(
         300, "LAZYTENSOR_COMPILE_SECONDS", "Seconds of processor time that one graph may take to compile."
     ),

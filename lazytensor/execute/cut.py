@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lazytensor import settings
-from lazytensor.backend import memory, passes, registry
+from lazytensor.backend import memory, openmp, passes, registry
 from lazytensor.backend.contract import Failure
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
+from lazytensor.execute.cores import Share
 from lazytensor.execute.pipeline import Task, pipeline
 from lazytensor.inspect import events
 from lazytensor.trace import ir, record, storage
@@ -28,7 +29,18 @@ from lazytensor.trace.storage import State, ViewState
 class Computation:
     """A compiled graph and which leaves it takes."""
 
-    __slots__ = ("__weakref__", "compile_seconds", "compiled", "data", "graph", "info", "numbers", "run", "runs")
+    __slots__ = (
+        "__weakref__",
+        "compile_seconds",
+        "compiled",
+        "data",
+        "graph",
+        "info",
+        "numbers",
+        "run",
+        "runs",
+        "share",
+    )
 
     def __init__(self, backend: Backend, graph: Graph) -> None:
         before = time.perf_counter()
@@ -38,6 +50,7 @@ class Computation:
         self.data = [v.node.args[1] for v in graph.data]
         self.numbers = [n.index for n in graph.numbers]
         self.runs = 0
+        self.share = Share(openmp.all_threads())  # how many cores it has in the background
         self.compile_seconds = time.perf_counter() - before
         self.info: events.Known | None = None  # what the ledgers know of it
 
@@ -219,7 +232,7 @@ def _send(
         timing.execute = time.perf_counter() - sent
         computation.runs += 1
 
-    pipeline.submit(Task(computation.run, computation.graph, inputs, futures, run, done))
+    pipeline.submit(Task(computation.run, computation.graph, inputs, futures, run, done, computation.share))
     for state, future in zip(states, futures, strict=True):
         if state.spec_ is None:
             state.spec_ = state.value.spec  # type: ignore[union-attr]

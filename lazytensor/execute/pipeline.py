@@ -11,13 +11,15 @@ import collections
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from lazytensor import settings
+from lazytensor.backend import openmp
 from lazytensor.backend.contract import Failure
 from lazytensor.backend.reference import Program
-from lazytensor.execute.openmp import release_pool
+from lazytensor.execute.cores import Share
 from lazytensor.trace.future import Future, Run
 
 log = logging.getLogger("lazytensor")
@@ -26,7 +28,7 @@ log = logging.getLogger("lazytensor")
 class Task:
     """One cut on its way: what to run, on what, and which futures wait for it."""
 
-    __slots__ = ("done", "function", "futures", "graph", "inputs", "run")
+    __slots__ = ("done", "function", "futures", "graph", "inputs", "run", "share")
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Task:
         futures: list[Future],
         run: Run,
         done: Callable[[], None],
+        share: Share,
     ) -> None:
         self.function = function
         self.graph = graph
@@ -43,6 +46,7 @@ class Task:
         self.futures = futures
         self.run = run
         self.done = done  # called when it has run
+        self.share = share  # how many cores it may have
 
 
 class Pipeline:
@@ -81,7 +85,7 @@ class Pipeline:
 
     def submit(self, task: Task) -> None:
         """Run a cut in the background; waits while too many are under way."""
-        release_pool()
+        openmp.release_pool()
         self.resting = False
         with self.changed:
             if self.thread is None:
@@ -113,12 +117,14 @@ class Pipeline:
             with self.changed:
                 while not self.tasks:
                     if self._let_go:
-                        release_pool()
+                        openmp.release_pool()
                         self._let_go = False
                         self.changed.notify_all()
                     self.changed.wait()
                 task = self.tasks[0]
+            share, started = task.share, time.perf_counter()
             try:
+                openmp.use(share.begin(started))
                 self._run(task)
             except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
                 self._lose(task, problem)
@@ -126,6 +132,7 @@ class Pipeline:
                 task.done()
                 task.run.done.set()
                 del task
+                share.end(time.perf_counter() - started)
                 with self.changed:
                     self.tasks.popleft()
                     self.changed.notify_all()

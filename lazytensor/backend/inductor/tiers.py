@@ -22,7 +22,7 @@ import torch
 
 from lazytensor import settings
 from lazytensor._version import __version__
-from lazytensor.backend import diskcache, graphfile
+from lazytensor.backend import diskcache, graphfile, openmp
 from lazytensor.backend.contract import misplaced, restrided, undeclared
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
@@ -190,7 +190,7 @@ def entry_key(graph: Graph, numbers: list[Any]) -> str:
     """The name of a compiled graph in the disk cache: structure, constants, and everything the code depends on."""
     baked = Lowering(graph, numbers).baked_positions()
     constants = ",".join(f"{i}={encode(numbers[i])}" for i in baked)
-    flags = f"threads={torch.get_num_threads()} isa={torch.backends.cpu.get_cpu_capability()}"
+    flags = f"threads={openmp.all_threads()} isa={torch.backends.cpu.get_cpu_capability()}"
     dtype = str(torch.get_default_dtype())
     versions = (torch.__version__, __version__, _lowering())
     return diskcache.key_of(graphfile.dumps(graph), constants, "inductor", *versions, flags, dtype)

@@ -1,0 +1,118 @@
+"""A cut in the background has as many cores as let the program's steps come fastest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import lazytensor as lt
+from lazytensor.backend import openmp
+from lazytensor.backend.reference import ReferenceBackend
+from lazytensor.execute import cores, cut
+from lazytensor.execute.cores import Share
+
+
+def run(share: Share, times: int, interval: Callable[[int], float], seconds: float = 0.001) -> list[int]:
+    """Run a computation this often, the time from one run to the next depending on its threads."""
+    now, used = 1.0, []
+    for _ in range(times):
+        threads = share.begin(now)
+        used.append(threads)
+        share.end(seconds)
+        now += interval(threads)
+    return used
+
+
+TRIAL = cores.RUNS * cores.ROUNDS * 2
+
+
+@pytest.mark.parametrize(("one", "two", "best"), [(0.0019, 0.0027, 1), (0.0027, 0.0019, 2), (0.002, 0.00201, 2)])
+def test_both_are_tried_and_the_better_is_kept(one: float, two: float, best: int) -> None:
+    share = Share(2)
+    used = run(share, TRIAL + 50, lambda threads: one if threads == 1 else two)
+    assert set(used[:TRIAL]) == {1, 2}
+    assert set(used[TRIAL:]) == {best}
+
+
+def test_a_few_slow_steps_decide_nothing() -> None:
+    share = Share(2)
+    steps = iter(range(1000))
+    used = run(share, TRIAL + 5, lambda threads: 0.5 if next(steps) % 7 == 0 else 0.001 * (1 + threads))
+    assert used[-1] == 1
+
+
+def test_a_long_run_is_left_on_all_cores() -> None:
+    assert set(run(Share(2), TRIAL, lambda _: 1.0, seconds=2 * cores.LONG)) == {2}
+
+
+def test_other_code_is_tried_anew() -> None:
+    share = Share(2)
+    assert run(share, TRIAL + 5, lambda threads: 0.001 * threads)[-1] == 1
+    assert 2 in run(share, TRIAL, lambda threads: 0.001 * threads, seconds=0.0002)
+
+
+def test_more_cores_leave_one_for_recording() -> None:
+    assert cores.candidates(8) == [8, 7, 1]
+    assert run(Share(8), 2 * TRIAL, lambda threads: {8: 0.003, 7: 0.001, 1: 0.004}[threads])[-1] == 7
+
+
+def test_one_number_only_where_results_have_to_be_the_same_bits() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert cores.candidates(8) == [8]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with lt.settings.scope(share_cores=False):
+        assert set(run(Share(8), TRIAL, lambda threads: 0.001)) == {8}
+
+
+def test_only_the_thread_that_asks_is_limited() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    def limited() -> None:
+        openmp.use(1)
+        seen.append((torch.get_num_threads(), openmp.all_threads()))
+        openmp.use(before)
+        seen.append((torch.get_num_threads(), openmp.all_threads()))
+
+    thread = threading.Thread(target=limited)
+    thread.start()
+    thread.join()
+    assert seen == [(1, before), (before, before)]
+    assert torch.get_num_threads() == before
+
+
+class Background(ReferenceBackend):
+    """Tells with how many threads each cut ran."""
+
+    asynchronous = True
+    name = "background"
+    threads: list[int]
+
+    def compile(self, graph):  # type: ignore[no-untyped-def]
+        program = super().compile(graph)
+
+        def noted(*inputs):  # type: ignore[no-untyped-def]
+            self.threads.append(torch.get_num_threads())
+            return program(*inputs)
+
+        return noted
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="PyTorch has one thread")
+def test_cuts_in_the_background_are_tried_with_fewer_threads() -> None:
+    backend = Background()
+    backend.threads = []
+    with lt.backend(backend):
+        x = torch.ones(3, device="ltc")
+        for _ in range(TRIAL):
+            x = x + 1
+            lt.sync()
+        lt.wait()
+        assert x.tolist() == [1 + TRIAL] * 3
+    assert {1, torch.get_num_threads()} <= set(backend.threads)
+    assert {c.share.threads for c in cut.computations.values()} <= set(cores.candidates(openmp.all_threads()))
