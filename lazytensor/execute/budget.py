@@ -37,10 +37,9 @@ def check(entry: Any) -> None:
     if cuts != _Since.cuts:
         _Since.cuts, _Since.nodes, _Since.bytes = cuts, ir.nodes_made(), 0
     depth = 0
-    for part in ir.flatten(_parts(entry)):
-        if part.__class__ is Value:
-            depth = part.node.depth
-            _Since.bytes += part.spec.nbytes
+    for part in (entry,) if entry.__class__ is Value else ir.values_in(_parts(entry)):
+        depth = part.node.depth
+        _Since.bytes += part.spec.nbytes
     pending = max(depth, ir.nodes_made() - _Since.nodes)
     if pending > settings.max_pending:
         _cut(f"{pending:,} operations are pending (max_pending is {settings.max_pending:,})")

@@ -260,7 +260,11 @@ class Node:
         self.outputs = ()
         _made += 1
         self.seq = _made
-        self.depth = 1 + max([v.node.depth for v in self.inputs], default=0)
+        depth = 0
+        for value in self.inputs:
+            if value.node.depth > depth:
+                depth = value.node.depth
+        self.depth = depth + 1
         self.line = line
         self.mark = 0
 
@@ -292,9 +296,16 @@ def flatten(args: Iterable[Any]) -> Iterator[Any]:
             yield argument
 
 
-def values_in(args: Iterable[Any]) -> Iterator[Value]:
-    """The tensor values among canonical arguments."""
-    return (a for a in flatten(args) if a.__class__ is Value)
+def values_in(args: Iterable[Any]) -> list[Value]:
+    """The tensor values among canonical arguments, in lists too."""
+    found: list[Value] = []
+    for argument in args:
+        kind = argument.__class__
+        if kind is Value:
+            found.append(argument)
+        elif kind is tuple:
+            found += values_in(argument)
+    return found
 
 
 _data_leaves: dict[tuple[int, Spec], Value] = {}

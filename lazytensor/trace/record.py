@@ -163,7 +163,7 @@ def _fill(layout: Any, outputs: tuple[Value | None, ...]) -> Any:
 
 def _common_device(args: tuple[Any, ...]) -> int:
     device = None
-    for argument in flatten(args):
+    for argument in args:
         if argument.__class__ is torch.device:  # a factory: tensors among the arguments give their geometry only
             index = argument.index or 0
             if index >= settings.devices:
@@ -281,7 +281,7 @@ class Mutation:
         for value in values_in(written):
             if value.spec.device == CPU_SCALAR:
                 raise errors.mixed_devices(torch.device("cpu"))
-        device = outs[0].device if outs else next(values_in(written)).spec.device
+        device = outs[0].device if outs else values_in(written)[0].spec.device
         asked = outs
         if outs:
             shapes.check_overlap(self, args, outs)

@@ -155,7 +155,7 @@ def _as_the_cpu(op: Op, args: tuple[Any, ...], result: Any, operands: list[Any])
     if op.name not in CPU_DECIDES:
         if _DATA_DEPENDENT & set(tags) or not op.name.startswith("aten::"):
             return result
-        values = list(values_in(args))
+        values = values_in(args)
         mixed = len({v.dtype for v in values}) > 1  # which most errors that they let pass are about
         limit = CHEAP << 6 if mixed else CHEAP
         if sum(v.spec.numel for v in values) + _elements(result) > limit:

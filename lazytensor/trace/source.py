@@ -81,9 +81,13 @@ def _is_library(path: str) -> bool:
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame from here outward that is the user's own."""
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    known = _ours.get
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not (known(path) or _is_library(path)):
+            return frame
         frame = frame.f_back
-    return frame
+    return None
 
 
 # --- modules --------------------------------------------------------------------------------------------------------
@@ -179,7 +183,7 @@ def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
             return line
     from lazytensor.trace.ir import values_in
 
-    values = list(values_in(args))
+    values = values_in(args)
     saved = [v for v in values if not v.leaf and v.node.line is not None and v.node.line.forward is None]
     # The first gradient is made from the loss (``ones_like``), so what values were made from counts as well.
     near = [*saved, *(v for value in values if not value.leaf for v in value.node.inputs if not v.leaf)]
