@@ -156,7 +156,7 @@ def _run_pending(cause: str, wait: bool) -> None:
     apart = backend.asynchronous and settings.run_in_background and events.take_over is None and profiled is None
     if apart:
         wait = wait or cause not in _UNHURRIED
-        if not _habit.at_once(backend, wait):
+        if not _habit.at_once(backend, wait, len(computation.graph.nodes)):
             _send(cause, computation, inputs, states, views, hit, started, timing, wait)
             if wait:
                 settle()
@@ -265,14 +265,15 @@ class _Habit:
 
     MANY = 4  # reads in a step
     SURE = 3  # such steps one after the other
+    LARGE = 64  # operations; to hand those over costs nothing, and libraries keep memory for each thread that computes
 
     def __init__(self) -> None:
         self.backend: Backend | None = None
         self.reads = 0
         self.steps = 0
 
-    def at_once(self, backend: Backend, wait: bool) -> bool:
-        """Whether to run this cut on the thread that made it."""
+    def at_once(self, backend: Backend, wait: bool, operations: int) -> bool:
+        """Whether to run this cut, of so many operations, on the thread that made it."""
         if backend is not self.backend:
             self.backend, self.reads, self.steps = backend, 0, 0
         if wait:
@@ -281,7 +282,7 @@ class _Habit:
             self.steps = self.steps + 1 if self.reads >= self.MANY else 0
             self.reads = 0
         if self.steps < self.SURE:
-            return wait and pipeline.resting
+            return wait and pipeline.resting and operations < self.LARGE
         pipeline.rest()
         return True
 

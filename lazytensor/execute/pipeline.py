@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lazytensor import settings
-from lazytensor.backend import openmp
+from lazytensor.backend import heap, openmp
 from lazytensor.backend.contract import Failure
 from lazytensor.backend.reference import Program
 from lazytensor.execute.cores import Share
@@ -113,6 +113,7 @@ class Pipeline:
         return found
 
     def _work(self) -> None:
+        heap.give_back()  # what cuts on the program's own thread have freed
         while True:
             with self.changed:
                 while not self.tasks:

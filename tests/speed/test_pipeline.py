@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -192,3 +194,41 @@ def test_a_read_waits_and_is_one_row_of_the_ledger(background: Background) -> No
     assert (torch.ones(3, device="ltc") + 1).sum().item() == 6.0
     (cut,) = lt.syncs().data["cuts"][before:]
     assert cut["execute"] > 0
+
+
+def test_only_a_small_cut_that_is_waited_for_runs_where_it_is_made(background: Background) -> None:
+    from lazytensor.execute.pipeline import pipeline
+
+    pipeline.rest()
+    x = torch.ones(3, device="ltc")
+    assert (x + 1).tolist() == [2, 2, 2]
+    for _ in range(100):
+        x = x + 1
+    assert x.tolist() == [101, 101, 101]
+    small, large = background.ran_on
+    assert small == threading.current_thread().name
+    assert large == "lazytensor-run"
+
+
+FREED = """
+import sys
+from pathlib import Path
+from lazytensor.backend import heap
+
+def resident():
+    line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmRSS"))
+    return int(line.split()[1])
+
+blocks = [bytearray(100_000) for _ in range(400)]
+last = bytearray(100_000)  # keeps the end of the heap in use
+del blocks
+before = resident()
+heap.give_back()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux how much memory is resident")
+def test_memory_that_was_freed_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 20_000  # kB, of 40,000

@@ -22,7 +22,7 @@ import torch
 
 from lazytensor import settings
 from lazytensor._version import __version__
-from lazytensor.backend import diskcache, graphfile, openmp
+from lazytensor.backend import diskcache, graphfile, heap, openmp
 from lazytensor.backend.contract import misplaced, restrided, undeclared
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
@@ -93,6 +93,7 @@ class Tiered:
                 self._stay(f"{faults[0]} by the graph")
                 return self.first(*inputs)
             self.mends = [i for i, (r, v) in pairs if misplaced(r, v.spec)]
+            heap.give_back()  # what the first tier and these copies have freed
         else:
             results = compiled(*inputs)
         for number in self.mends:
