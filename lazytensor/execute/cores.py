@@ -20,6 +20,8 @@ from lazytensor import settings
 
 RUNS = 8  # of a computation with one number of threads, of which the first two count for nothing
 ROUNDS = 2
+FIRST = 2  # runs on all cores before the trial
+SHORT = 0.002  # seconds; what takes less is tried on one core first, which will be the answer
 LONG = 0.025  # seconds; what takes longer is left on all cores without a trial
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
 _GAIN = 0.96
@@ -35,17 +37,19 @@ def candidates(cores: int) -> list[int]:
 class Share:
     """The number of threads for one computation: tries the candidates in turn, then keeps the best."""
 
-    __slots__ = ("_at", "_off", "_started", "_times", "_tries", "_usual", "runs", "threads")
+    __slots__ = ("_at", "_least", "_off", "_started", "_times", "_tries", "_usual", "cores", "runs", "threads")
 
     def __init__(self, cores: int) -> None:
-        self.threads = cores
-        self._tries = candidates(cores)
+        self.cores = cores
         self._try_again()
 
     def _try_again(self) -> None:
+        self.threads = self.cores
         self.runs = 0
-        self._at: int | None = 0 if len(self._tries) > 1 else None  # which run of the trial is next
+        self._tries = candidates(self.cores)
         self._times: dict[int, list[float]] = {n: [] for n in self._tries}
+        self._at: int | None = -FIRST if len(self._tries) > 1 else None  # which run of the trial is next
+        self._least = LONG
         self._started = 0.0
         self._usual = 0.0
         self._off = 0
@@ -56,28 +60,32 @@ class Share:
         at = self._at
         if at is None:
             return self.threads
-        if at and at % RUNS not in (1, 2):
+        if at > 0 and at % RUNS not in (1, 2):
             self._times[self.threads].append(now - self._started)
         self._started = now
         if at == RUNS * ROUNDS * len(self._tries):
             self._decide()
             return self.threads
-        self.threads = self._tries[at // RUNS % len(self._tries)]
+        if at == 0 and self._least >= LONG:
+            self._at = None
+            return self.threads
+        if at == 0 and self._least < SHORT:
+            self._tries.reverse()
+        if at >= 0:
+            self.threads = self._tries[at // RUNS % len(self._tries)]
         self._at = at + 1
         return self.threads
 
     def _decide(self) -> None:
-        usual = {n: statistics.median(times) for n, times in self._times.items() if times}
-        everything = usual.get(self._tries[0])
-        best = min(usual, key=lambda n: usual[n], default=self._tries[0])
-        self.threads = best if everything is None or usual[best] < everything * _GAIN else self._tries[0]
+        usual = {n: statistics.median(times) for n, times in self._times.items()}
+        best = min(usual, key=lambda n: usual[n])
+        self.threads = best if usual[best] < usual[self.cores] * _GAIN else self.cores
         self._at = None
 
     def end(self, seconds: float) -> None:
         """A run has ended.  If runs take another time than they used to, other code does the work now."""
         if self._at is not None:
-            if seconds > LONG and self.threads == self._tries[0]:
-                self._at = None
+            self._least = min(self._least, seconds)
             return
         if not self._usual:
             self._usual = seconds
