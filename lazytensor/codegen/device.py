@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import marshal
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -124,12 +125,24 @@ def generate(where: Path) -> Path:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
         where.chmod(0o700)
         _write(where, modules)
+        _forget_old(where)
     except OSError as error:
         elsewhere = Path(tempfile.mkdtemp(prefix="lazytensor-"))
         log.warning("lazytensor: %s cannot hold the generated kernels (%s); using %s", where, error, elsewhere)
         where = elsewhere
         _write(where, modules)
     return where
+
+
+_KEPT = 8  # folders: of several environments with other versions, and of versions that may come back
+
+
+def _forget_old(newest: Path) -> None:
+    """Remove the kernels of versions that were generated long before others; one that is missed is generated again."""
+    others = [path for path in newest.parent.glob("kernels-torch*") if path != newest]
+    others.sort(key=lambda path: path.stat().st_mtime)
+    for path in others[: max(len(others) - _KEPT + 1, 0)]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _write(where: Path, modules: dict[str, str]) -> None:

@@ -129,3 +129,19 @@ print(*sorted(n for n in set(sys.modules) - before if n.partition(".")[0] in ("t
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_kernels_of_versions_long_gone_are_removed(cache: list[int]) -> None:
+    home = device.folder().parent
+    for age in range(12):
+        old = home / f"kernels-torch1.{age}-old"
+        old.mkdir(parents=True)
+        os.utime(old, (1_000_000 - age, 1_000_000 - age))
+    (home / "graphs").mkdir()
+    device.load()
+    left = sorted(path.name for path in home.glob("kernels-torch*"))
+    assert len(left) == device._KEPT
+    assert device.folder().name in left
+    assert "kernels-torch1.0-old" in left
+    assert "kernels-torch1.11-old" not in left
+    assert (home / "graphs").exists()
