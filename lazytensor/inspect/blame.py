@@ -37,6 +37,7 @@ class Blame:
         self.step = events.step
         self.nodes = nodes
         self.seconds = 0.0 if new is None else new.compile_seconds
+        self.backends = None if new is None or old is None else (old.backend, new.backend)
         self.differences = ([d for d in differences if not d.follows] or differences)[:SHOWN]
         self.total = len(differences)
         self.advice = _advice(differences[0]) if differences else ""
@@ -52,6 +53,8 @@ class Blame:
         if self.old is None:
             return f"{head}: nothing like it was known"
         if self.first is None:
+            if self.backends is not None and self.backends[0] != self.backends[1]:
+                return f"{head}: it is {self.old}, which was known to the backend '{self.backends[0]}' only"
             return f"{head}: it has the operations of {self.old}, but other results are alive"
         return f"{head} because it differs from {self.old}: {self.first}" + (f". {self.advice}" if self.advice else "")
 

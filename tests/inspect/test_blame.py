@@ -176,3 +176,16 @@ def test_a_deep_graph_is_compared_without_recursion() -> None:
     first = twice(step).first
     assert first is not None
     assert (first.old, first.new) == (2, 3)
+
+
+def test_another_backend() -> None:
+    x = torch.ones(4).to("ltc")
+
+    def step(number: int) -> torch.Tensor:
+        with lt.backend(("reference", "ts")[number]):
+            y = x.exp().cosh()
+            lt.sync()
+        return y
+
+    blame = twice(step)
+    assert str(blame).endswith(f"it is {blame.old}, which was known to the backend 'reference' only")
