@@ -85,6 +85,8 @@ def test_results_look_as_eagers_do(name: str) -> None:
         lambda d: torch.native_group_norm(torch.ones(2, 9, 4, device=d), None, None, 2, 9, 4, 2, 1e-5),
         lambda d: torch.ones(700, 300, device=d).sum(2),
         lambda d: torch.topk(torch.ones(300, device=d), 400),
+        lambda d: torch.gather(torch.ones(30, 20, device=d), 0, torch.zeros(5, 21, dtype=torch.int64, device=d)),
+        lambda d: torch.ops.aten.select_backward(torch.ones(9, device=d), [30, 9], 0, 31),
     ],
 )
 def test_errors_are_eagers(program: Callable[[str], Any]) -> None:
