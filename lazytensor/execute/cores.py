@@ -18,11 +18,13 @@ import torch
 
 from lazytensor import settings
 
-RUNS = 8  # of a computation with one number of threads, of which the first two count for nothing
+RUNS = 8  # of a computation with one number of threads
+SETTLING = 2  # of which so many count for nothing
 ROUNDS = 2
 FIRST = 2  # runs on all cores before the trial
 SHORT = 0.002  # seconds; what takes less is tried on one core first, which will be the answer
 LONG = 0.025  # seconds; what takes longer is left on all cores without a trial
+HOPELESS = 4  # times as long as on all cores, and long: a number of threads that is not tried again
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
 _GAIN = 0.96
 
@@ -37,7 +39,19 @@ def candidates(cores: int) -> list[int]:
 class Share:
     """The number of threads for one computation: tries the candidates in turn, then keeps the best."""
 
-    __slots__ = ("_at", "_least", "_off", "_started", "_times", "_tries", "_usual", "cores", "runs", "threads")
+    __slots__ = (
+        "_least",
+        "_off",
+        "_phases",
+        "_run",
+        "_started",
+        "_times",
+        "_usual",
+        "_warm",
+        "cores",
+        "runs",
+        "threads",
+    )
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
@@ -46,10 +60,13 @@ class Share:
     def _try_again(self) -> None:
         self.threads = self.cores
         self.runs = 0
-        self._tries = candidates(self.cores)
-        self._times: dict[int, list[float]] = {n: [] for n in self._tries}
-        self._at: int | None = -FIRST if len(self._tries) > 1 else None  # which run of the trial is next
-        self._least = LONG
+        tries = candidates(self.cores)
+        # The numbers of threads that are to be tried, the present one first; empty once it is decided.
+        self._phases = tries * ROUNDS if len(tries) > 1 else []
+        self._warm = FIRST  # runs before the trial
+        self._run = 0  # how many have begun in the present phase
+        self._times: dict[int, list[float]] = {}  # from one run to the next, by threads
+        self._least = LONG  # seconds that a run took on all cores
         self._started = 0.0
         self._usual = 0.0
         self._off = 0
@@ -57,35 +74,28 @@ class Share:
     def begin(self, now: float) -> int:
         """A run begins; with how many threads."""
         self.runs += 1
-        at = self._at
-        if at is None:
+        if not self._phases or self._warm:
             return self.threads
-        if at > 0 and at % RUNS not in (1, 2):
-            self._times[self.threads].append(now - self._started)
+        if self._run > SETTLING:
+            self._times.setdefault(self.threads, []).append(now - self._started)
         self._started = now
-        if at == RUNS * ROUNDS * len(self._tries):
-            self._decide()
-            return self.threads
-        if at == 0 and self._least >= LONG:
-            self._at = None
-            return self.threads
-        if at == 0 and self._least < SHORT:
-            self._tries.reverse()
-        if at >= 0:
-            self.threads = self._tries[at // RUNS % len(self._tries)]
-        self._at = at + 1
+        if self._run == RUNS:
+            self._run = 0
+            del self._phases[0]
+            if not self._phases:
+                self._decide()
+                return self.threads
+        self.threads = self._phases[0]
+        self._run += 1
         return self.threads
-
-    def _decide(self) -> None:
-        usual = {n: statistics.median(times) for n, times in self._times.items()}
-        best = min(usual, key=lambda n: usual[n])
-        self.threads = best if usual[best] < usual[self.cores] * _GAIN else self.cores
-        self._at = None
 
     def end(self, seconds: float) -> None:
         """A run has ended.  If runs take another time than they used to, other code does the work now."""
-        if self._at is not None:
-            self._least = min(self._least, seconds)
+        if self._phases:
+            if self._warm:
+                self._look(seconds)
+            elif self.threads != self.cores and seconds > max(HOPELESS * self._least, LONG):
+                self._drop(self.threads)
             return
         if not self._usual:
             self._usual = seconds
@@ -94,3 +104,27 @@ class Share:
             self._try_again()
         elif not self._off:
             self._usual += (seconds - self._usual) / 16
+
+    def _look(self, seconds: float) -> None:
+        """The first runs tell whether and in which order to try."""
+        self._warm -= 1
+        self._least = min(self._least, seconds)
+        if not self._warm and self._least >= LONG:
+            self._phases = []
+        elif not self._warm and self._least < SHORT:
+            self._phases = candidates(self.cores)[::-1] * ROUNDS
+
+    def _drop(self, threads: int) -> None:
+        """Try this number no more."""
+        self._phases = [n for n in self._phases if n != threads]
+        self._times.pop(threads, None)
+        self._run = 0
+        if all(n == self.cores for n in self._phases):
+            self._phases = []
+            self._decide()
+
+    def _decide(self) -> None:
+        usual = {n: statistics.median(times) for n, times in self._times.items()}
+        best = min(usual, key=lambda n: usual[n], default=self.cores)
+        everything = usual.get(self.cores)
+        self.threads = best if everything is not None and usual[best] < everything * _GAIN else self.cores

@@ -53,6 +53,20 @@ def test_a_short_run_is_tried_on_one_core_first(seconds: float, threads: int) ->
     assert run(Share(2), cores.FIRST + 1, lambda _: 0.001, seconds)[-1] == threads
 
 
+def test_on_many_cores_a_hopeless_number_is_tried_once() -> None:
+    share = Share(64)
+    used, now = [], 1.0
+    for _ in range(10 * cores.RUNS):
+        threads = share.begin(now)
+        used.append(threads)
+        seconds = 0.3 if threads == 1 else 0.01
+        share.end(seconds)
+        now += seconds
+    assert used.count(1) == 1
+    assert set(used) == {64, 63, 1}
+    assert used[-1] == 64
+
+
 def test_other_code_is_tried_anew() -> None:
     share = Share(2)
     assert run(share, TRIAL + 5, lambda threads: 0.001 * threads)[-1] == 1
