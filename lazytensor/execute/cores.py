@@ -21,8 +21,9 @@ from lazytensor import settings
 RUNS = 8  # of a computation with one number of threads
 SETTLING = 2  # of which so many count for nothing
 ROUNDS = 2
-FIRST = 2  # runs on all cores before the trial
-SHORT = 0.002  # seconds; what takes less is tried on one core first, which will be the answer
+FIRST = 2  # runs on all cores, which give a first guess
+LATER = 60  # runs with that guess before the trial: a program that has just started is not to be held up by one
+SHORT = 0.002  # seconds; what takes less has one core at first, which will be the answer
 LONG = 0.025  # seconds; what takes longer is left on all cores without a trial
 HOPELESS = 4  # times as long as on all cores, and long: a number of threads that is not tried again
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
@@ -63,7 +64,7 @@ class Share:
         tries = candidates(self.cores)
         # The numbers of threads that are to be tried, the present one first; empty once it is decided.
         self._phases = tries * ROUNDS if len(tries) > 1 else []
-        self._warm = FIRST  # runs before the trial
+        self._warm = FIRST + LATER  # runs before the trial
         self._run = 0  # how many have begun in the present phase
         self._times: dict[int, list[float]] = {}  # from one run to the next, by threads
         self._least = LONG  # seconds that a run took on all cores
@@ -106,13 +107,15 @@ class Share:
             self._usual += (seconds - self._usual) / 16
 
     def _look(self, seconds: float) -> None:
-        """The first runs tell whether and in which order to try."""
+        """The first runs tell whether to try, and what to begin with."""
         self._warm -= 1
-        self._least = min(self._least, seconds)
-        if not self._warm and self._least >= LONG:
+        if self._warm >= LATER:
+            self._least = min(self._least, seconds)
+        if self._warm == LATER and self._least >= LONG:
             self._phases = []
-        elif not self._warm and self._least < SHORT:
-            self._phases = candidates(self.cores)[::-1] * ROUNDS
+        elif self._warm == LATER and self._least < SHORT:
+            self._phases.reverse()
+            self.threads = self._phases[0]
 
     def _drop(self, threads: int) -> None:
         """Try this number no more."""
