@@ -125,7 +125,8 @@ def generate(where: Path) -> Path:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
         where.chmod(0o700)
         _write(where, modules)
-        _forget_old(where)
+        with contextlib.suppress(OSError):  # another process may do the same
+            _forget_old(where)
     except OSError as error:
         elsewhere = Path(tempfile.mkdtemp(prefix="lazytensor-"))
         log.warning("lazytensor: %s cannot hold the generated kernels (%s); using %s", where, error, elsewhere)

@@ -85,8 +85,7 @@ def _elementwise(op: Op | Mutation) -> bool:
 # --- operands ---------------------------------------------------------------------------------------------------------
 
 
-def usual(spec: Spec) -> bool:
-    """Whether a tensor is contiguous and has elements."""
+def _usual(spec: Spec) -> bool:
     return spec.numel > 0 and not spec.bits and spec.stride == contiguous_stride(spec.size)
 
 
@@ -96,7 +95,7 @@ def _small(size: Iterable[int]) -> Size:
 
 def _broadcast(operands: list[Spec]) -> Size | None:
     """The common size of contiguous operands, where it tells the strides as well."""
-    if not operands or not all(map(usual, operands)):
+    if not operands or not all(map(_usual, operands)):
         return None
     size = max((o.size for o in operands), key=len)
     # A broadcast dimension of one element leaves the order of dimensions to the iterator's rule for ties.
@@ -181,7 +180,7 @@ def _rows(args: tuple[Any, ...]) -> tuple[list[int], tuple[Any, ...]] | None:
         number = first.get(look)
         if number is None:
             specs = [e for e in look if e.__class__ is Spec]
-            if not specs or not all(map(usual, specs)) or len({s.size for s in specs}) != 1:
+            if not specs or not all(map(_usual, specs)) or len({s.size for s in specs}) != 1:
                 return None
             number = first[look] = len(chosen)
             chosen.append(place)
