@@ -90,7 +90,9 @@ _ALL: dict[str, Setting[Any]] = {
         "text", "LTC_SAVE_TENSORS_FMT", "The format of that file: text, dot, python or backend."
     ),
     "compiled_recorder": Setting(
-        True, "LAZYTENSOR_COMPILED_RECORDER", "Record in compiled code, where it has been built, instead of in Python."
+        True,
+        "LAZYTENSOR_COMPILED_RECORDER",
+        "Record and run steps in compiled code, where it has been built, instead of in Python.",
     ),
     "check": Setting(False, "LAZYTENSOR_CHECK", "Check the invariants of the trace as it is recorded (slow)."),
     "strict": Setting(

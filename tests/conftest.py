@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     What differs between it and the Python kernels is in tests/recorder.
     """
     if not hasattr(config, "workerinput") and os.environ.get("LAZYTENSOR_COMPILED_RECORDER") != "0":
-        command = "from lazytensor.device.recorder import build; build.build()"
+        command = "from lazytensor.native import build; build.build()"
         subprocess.run([sys.executable, "-c", command], check=False)
 
 

@@ -27,7 +27,7 @@ from lazytensor.backend.data import BackendData, Computation
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
 from lazytensor.trace import source
-from lazytensor.trace.ir import Node, Spec, Value
+from lazytensor.trace.ir import Node, Spec, Value, contiguous_stride
 from lazytensor.trace.shapes import clean, may_overlap
 
 log = logging.getLogger("lazytensor")
@@ -159,6 +159,20 @@ class Guard:
         except Exception as error:
             what = f"it raised {type(error).__name__}: {error}"
             return self._take_over(_failed(self.backend, self.computation.graph, "execute", what), error, inputs)
+
+    def job(self, inputs: list[Any], threads: int) -> Any:
+        """The next run as something that needs no Python: compiled code that need not be looked at.  Else None."""
+        ready = getattr(self.function, "ready", None)
+        found = None if ready is None or self.to_check or settings.check else ready(inputs)
+        if found is None:
+            return None
+        compiled, copied = found
+        if copied or self.mends:
+            copied = [*copied, *self.mends]
+            specs = [self.computation.graph.outputs[number].spec for number in copied]
+            if any(spec.stride != contiguous_stride(spec.size) for spec in specs):
+                return None
+        return compiled.job(inputs, threads, tuple(copied))
 
     def _take_over(self, failed: errors.BackendFailed, error: Any, inputs: tuple[Any, ...]) -> list[Any]:
         """After a failure: find out whose it is, and give the interpreter's results if they are to be taken."""

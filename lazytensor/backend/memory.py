@@ -39,7 +39,7 @@ def fit(backend: Backend, leaves: Sequence[int]) -> list[Any]:
     for number in leaves:
         data = storage.leaf_data[number]
         if data.__class__ is Future:
-            if backend.asynchronous and not backend.own_memory and not data.own_memory:
+            if backend.asynchronous and not backend.own_memory and not data.run.own_memory:
                 found.append(data)  # a CPU tensor in the making, which the pipeline will have by then
                 continue
             owner = storage.leaf_states[number]()

@@ -9,6 +9,7 @@ over a cut.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from pathlib import Path
@@ -19,25 +20,30 @@ import torch
 _SOFT = 1  # omp_pause_soft: settings are kept, and the next parallel loop makes a new pool
 
 
-def _find(name: str) -> Any:
-    """The function of the OpenMP library that PyTorch runs on, or one that does nothing."""
+def _library() -> Any:
+    """The OpenMP library that PyTorch runs on, or None."""
     for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
-        try:
-            found = getattr(ctypes.CDLL(str(path)), name)
-        except (OSError, AttributeError):
-            continue
-        found.argtypes = [ctypes.c_int]
-        return found
-    return lambda number: 0
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(path))
+    return None
 
 
-_pause = _find("omp_pause_resource_all")
-_set_threads = _find("omp_set_num_threads")
+_openmp = _library()
+
+
+def functions() -> tuple[Any, Any, Any] | None:
+    """The library's functions that set and tell the number of threads and give up the pool; None without it."""
+    try:
+        return _openmp.omp_set_num_threads, _openmp.omp_get_max_threads, _openmp.omp_pause_resource_all
+    except AttributeError:
+        return None
+
+
+_set_threads, _, _pause = functions() or ([lambda number: 0] * 3)
 
 
 class _OfThread(threading.local):
-    full = 0  # the number of threads before it was changed here; 0 if it was not
-    now = 0
+    full = 0  # the number of threads before anything was changed here; 0 if nothing will be
 
 
 _mine = _OfThread()
@@ -48,11 +54,15 @@ def release_pool() -> None:
     _pause(_SOFT)
 
 
+def begin() -> None:
+    """The number of threads of this thread will be changed elsewhere: remember what it was."""
+    _mine.full = torch.get_num_threads()
+
+
 def use(threads: int) -> None:
     """Let parallel loops of the calling thread, PyTorch's own included, have this many threads from now on."""
-    if threads != (_mine.now or torch.get_num_threads()):
+    if threads != torch.get_num_threads():
         _mine.full = _mine.full or torch.get_num_threads()
-        _mine.now = threads
         _set_threads(threads)
         if threads == 1:
             release_pool()  # the others would stand by

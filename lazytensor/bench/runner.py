@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from .. import settings
-from ..device.recorder import build
+from ..native import build
 from . import worker
 
 START_BUDGET = 120.0
@@ -209,9 +209,9 @@ def fresh_caches(folder: Path) -> dict[str, str]:
     for kernels in settings.cache_directory().glob("kernels-*"):
         (ours / kernels.name).symlink_to(kernels, target_is_directory=True)
     with suppress(RuntimeError):  # where there is no compiler, Python records
-        recorder = build.build()
-        shutil.copytree(recorder, ours / "graphs" / recorder.name)
-        shutil.copy2(recorder.parent / "key", ours / "graphs")
+        extension = build.build()
+        shutil.copytree(extension, ours / "graphs" / extension.name)
+        shutil.copy2(extension.parent / "key", ours / "graphs")
     return {"LAZYTENSOR_CACHE_DIR": str(ours), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 

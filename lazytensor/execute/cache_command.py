@@ -50,10 +50,10 @@ def list_entries(as_json: Json = False) -> None:
 @app.command()
 def build(as_json: Json = False) -> None:
     """Compile the recorder of this torch now, which a program that runs for a while has done on the side."""
-    from lazytensor.device.recorder import build as recorder
+    from lazytensor.native import build as native
 
     try:
-        path = recorder.build()
+        path = native.build()
     except RuntimeError as problem:
         raise typer.BadParameter(str(problem)) from None
     typer.echo(json.dumps({"path": str(path)}) if as_json else f"the compiled recorder is in {path}")

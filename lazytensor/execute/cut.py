@@ -19,10 +19,10 @@ from lazytensor.backend.contract import Failure
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
 from lazytensor.execute.cores import Share
-from lazytensor.execute.pipeline import Task, pipeline
+from lazytensor.execute.pipeline import pipeline
 from lazytensor.inspect import events
 from lazytensor.trace import ir, record, storage
-from lazytensor.trace.future import Future, Run
+from lazytensor.trace.future import Future
 from lazytensor.trace.storage import State, ViewState
 
 
@@ -204,7 +204,7 @@ def _graph(values: list[ir.Value], replaced: list[int | None]) -> Graph:
 def now(data: Any) -> Any:
     """The data behind a future of a cut that has run; after a failure, what was there before."""
     while data.__class__ is Future:
-        data = data.value if data.error is None else data.previous
+        data = data.now()
     return data
 
 
@@ -221,29 +221,26 @@ def _send(
 ) -> None:
     """Hand a cut to the pipeline and begin the next trace at once, or when it has run."""
     global last
-    run = Run()
-    futures = []
     before = time.perf_counter()
-    for state in states:
-        futures.append(Future(run, state.data, computation.compiled.backend.own_memory))
-    sent = time.perf_counter()
 
-    def done() -> None:
-        timing.execute = time.perf_counter() - sent
+    def done(seconds: float) -> None:
+        timing.execute = seconds
         computation.runs += 1
 
-    pipeline.submit(Task(computation.run, computation.graph, inputs, futures, run, done, computation.share))
-    for state, future in zip(states, futures, strict=True):
+    previous = [state.data for state in states]
+    own_memory = computation.compiled.backend.own_memory
+    run = pipeline.send(computation.run, computation.graph, inputs, previous, own_memory, done, computation.share)
+    for number, state in enumerate(states):
         if state.spec_ is None:
             state.spec_ = state.value.spec  # type: ignore[union-attr]
-        state.data = future
+        state.data = Future(run, number)
         state.value = None
     _forget(views)
     timing.install = time.perf_counter() - before
     timing.outputs = len(computation.graph.outputs)
     last = timing
     if wait:
-        run.done.wait()
+        run.wait()
     failures = pipeline.failures if wait else []
     events.on_cut(cause, computation, hit, started, timing, failures[0].error if failures else None)
     if timing.compile:

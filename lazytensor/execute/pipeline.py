@@ -7,7 +7,6 @@ faster than the machine computes waits at its next cut.  An error surfaces at th
 from __future__ import annotations
 
 import atexit
-import collections
 import logging
 import os
 import threading
@@ -17,8 +16,9 @@ from typing import Any
 
 from lazytensor import settings
 from lazytensor.backend import heap, openmp
-from lazytensor.backend.contract import Failure
+from lazytensor.backend.contract import Failure, Guard
 from lazytensor.backend.reference import Program
+from lazytensor.execute import queues
 from lazytensor.execute.cores import Share
 from lazytensor.trace.future import Future, Run
 
@@ -26,27 +26,30 @@ log = logging.getLogger("lazytensor")
 
 
 class Task:
-    """One cut on its way: what to run, on what, and which futures wait for it."""
+    """One cut on its way: what to run, on what, and who waits for it."""
 
-    __slots__ = ("done", "function", "futures", "graph", "inputs", "run", "share")
+    __slots__ = ("done", "function", "graph", "inputs", "run", "share", "threads")
 
     def __init__(
         self,
         function: Callable[..., list[Any]],
         graph: Any,
         inputs: list[Any],
-        futures: list[Future],
         run: Run,
-        done: Callable[[], None],
+        done: Callable[[float], None],
         share: Share,
+        threads: int,
     ) -> None:
         self.function = function
         self.graph = graph
         self.inputs = inputs
-        self.futures = futures
         self.run = run
-        self.done = done  # called when it has run
+        self.done = done  # called with the seconds it took
         self.share = share  # how many cores it may have
+        self.threads = threads
+
+
+_LET_GO = object()  # a task: give up the OpenMP threads
 
 
 class Pipeline:
@@ -58,52 +61,72 @@ class Pipeline:
         os.register_at_fork(before=self.drain, after_in_child=self._reset)
 
     def _reset(self) -> None:
-        # What runs or waits to run, the first of them now.  Taking a task is one append, so an interrupt at any place
-        # leaves it here or not: counting tasks apart from the queue once left a count that nobody would ever lower.
-        self.tasks: collections.deque[Task] = collections.deque()
-        self.changed = threading.Condition()
-        self.failures: list[Failure] = []
+        self.queue: queues.Queue | None = None  # with the thread
         self.thread: threading.Thread | None = None
+        self.failures: list[Failure] = []
         self.resting = True  # whether the thread holds no OpenMP threads
-        self._let_go = False
+        self.jobs = 0  # how many cuts ran without Python
 
     @property
     def under_way(self) -> int:
         """How many cuts run or wait to run."""
-        return len(self.tasks)
+        return 0 if self.queue is None else len(self.queue)
 
     def rest(self) -> None:
         """Let the thread give up its OpenMP threads, since cuts run elsewhere for a while."""
-        if self.resting:
+        if self.resting or self.queue is None:
             return
-        with self.changed:
-            self._let_go = True
-            self.changed.notify_all()
-            while self._let_go:
-                self.changed.wait()
+        self.queue.put(_LET_GO, self.queue.job())
+        self.drain()
         self.resting = True
 
-    def submit(self, task: Task) -> None:
+    def send(
+        self,
+        function: Callable[..., list[Any]],
+        graph: Any,
+        inputs: list[Any],
+        previous: list[Any],
+        own_memory: bool,
+        done: Callable[[float], None],
+        share: Share,
+    ) -> Run:
         """Run a cut in the background; waits while too many are under way."""
         openmp.release_pool()
         self.resting = False
-        with self.changed:
-            if self.thread is None:
-                thread = threading.Thread(target=self._work, daemon=True, name="lazytensor-run")
-                thread.start()
-                self.thread = thread
-            self.changed.notify_all()
-            while len(self.tasks) >= settings.max_in_flight:
-                self.changed.wait()
-            self.tasks.append(task)
-            self.changed.notify_all()
+        queue = self.queue
+        if queue is None:
+            queue = self._start()
+        queue.wait_below(settings.max_in_flight)
+        self._reap(queue)
+        threads = share.begin(time.perf_counter())
+        job = queue.job()
+        if job is not None and function.__class__ is Guard:
+            job = function.job(inputs, threads) or job  # type: ignore[attr-defined]
+        run = Run(previous, own_memory, job)
+        queue.put(Task(function, graph, inputs, run, done, share, threads), job)
+        return run
+
+    def _start(self) -> queues.Queue:
+        queue = queues.make()
+        thread = threading.Thread(target=self._work, args=(queue,), daemon=True, name="lazytensor-run")
+        thread.start()
+        self.thread, self.queue = thread, queue
+        return queue
 
     def drain(self) -> None:
         """Wait until everything under way has run."""
-        with self.changed:
-            self.changed.notify_all()
-            while self.tasks:
-                self.changed.wait()
+        if self.queue is not None:
+            self.queue.wait_below(1)
+            self._reap(self.queue)
+
+    def _reap(self, queue: queues.Queue) -> None:
+        """Note the end of what ran without Python."""
+        for task in queue.reap():
+            seconds = task.run.job.seconds
+            self.jobs += 1
+            task.run.let_go()
+            task.done(seconds)
+            task.share.end(seconds)
 
     def take_failures(self) -> list[Failure]:
         """What went wrong since this was last asked."""
@@ -112,47 +135,46 @@ class Pipeline:
         found, self.failures = self.failures, []
         return found
 
-    def _work(self) -> None:
+    def _work(self, queue: queues.Queue) -> None:
         heap.give_back()  # what cuts on the program's own thread have freed
+        openmp.begin()
         while True:
-            with self.changed:
-                while not self.tasks:
-                    if self._let_go:
-                        openmp.release_pool()
-                        self._let_go = False
-                        self.changed.notify_all()
-                    self.changed.wait()
-                task = self.tasks[0]
-            share, started = task.share, time.perf_counter()
+            task = queue.take()
+            if task is _LET_GO:
+                openmp.release_pool()
+                queue.drop()
+                continue
+            run: Run = task.run
+            started = time.perf_counter()
             try:
-                openmp.use(share.begin(started))
+                openmp.use(task.threads)
                 self._run(task)
             except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
                 self._lose(task, problem)
             finally:
-                task.done()
-                task.run.done.set()
+                seconds = time.perf_counter() - started
+                task.done(seconds)
+                task.share.end(seconds)
+                run.end()
+                known = run.job is not None and not run.errors and not run.own_memory
+                values = [run.value(i) for i in range(_results(task))] if known else None
                 del task
-                share.end(time.perf_counter() - started)
-                with self.changed:
-                    self.tasks.popleft()
-                    self.changed.notify_all()
+                queue.drop(values)
+                del run, values
 
     def _lose(self, task: Task, problem: BaseException) -> None:
         """None of a cut's results is there: its states keep what they had before, so no step is half done."""
         error = problem if isinstance(problem, Exception) else RuntimeError(f"a cut was ended by {problem!r}")
         failure = Failure(error, task.graph.nodes[0])
-        for future in task.futures:
-            future.value, future.error = None, failure
+        task.run.keep([], dict.fromkeys(range(_results(task)), failure))
         self.failures.append(failure)
 
     def _run(self, task: Task) -> None:
-        inputs = [data.value if data.__class__ is Future else data for data in task.inputs]
-        broken = next((d.error for d in task.inputs if d.__class__ is Future and d.error is not None), None)
+        inputs = [data.now() if data.__class__ is Future else data for data in task.inputs]
+        broken = next((e for d in task.inputs if d.__class__ is Future and (e := d.error) is not None), None)
         if broken is not None:
             # What this cut builds on failed in an earlier one, which has been or will be reported: once is enough.
-            for future in task.futures:
-                future.error = broken
+            task.run.keep([], dict.fromkeys(range(_results(task)), broken))
             return
         try:
             results = task.function(*inputs)
@@ -160,13 +182,13 @@ class Pipeline:
             # The work has left the trace: it cannot be handed back as pending, so it is done here and now.
             log.error("lazytensor: %s  The cut was run on the backend 'reference' instead.", problem)
             results = Program(task.graph)(*inputs)
-        for future, result in zip(task.futures, results, strict=False):
-            if result.__class__ is Failure:
-                future.error = result
-            else:
-                future.value = result
-                future.previous = None  # else each step's results would hold on to those of all steps before
-        self.failures += [r for r in results if r.__class__ is Failure]
+        errors = {i: r for i, r in enumerate(results) if r.__class__ is Failure}
+        task.run.keep(results, errors)
+        self.failures += errors.values()
+
+
+def _results(task: Task) -> int:
+    return len(task.graph.outputs)
 
 
 pipeline = Pipeline()

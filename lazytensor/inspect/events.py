@@ -228,7 +228,7 @@ def on_fallback(name: str, reason: Any, arguments: Iterable[Any]) -> Fallback:
 
 def wait_for(cause: str, state: Any) -> Any:
     """The data of a state that a cut in the background is making, waited for if it is not there yet."""
-    if state.data.run.done.is_set():
+    if state.data.run.has_run():
         return settled(state)
     if guard is not None:
         guard(cause)

@@ -59,7 +59,7 @@ def observed(name: str | None = None) -> Any:
 
 
 def _under_way(data: Any) -> bool:
-    return data.__class__ is Future and not data.run.done.is_set()
+    return data.__class__ is Future and not data.run.has_run()
 
 
 def _collect(wait: bool) -> None:

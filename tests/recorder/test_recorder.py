@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import lazytensor as lt
+from lazytensor import native
 from lazytensor.backend import compiler
 from lazytensor.device import recorder
-from lazytensor.device.recorder import build
 from lazytensor.device.registration import generated_kernels
+from lazytensor.native import build
 from lazytensor.trace import storage
 
 needs_it = pytest.mark.skipif(
@@ -226,9 +227,9 @@ def test_a_program_runs_the_same_with_it_without_it_and_when_it_is_turned_off(tm
 
 @needs_it
 def test_a_damaged_one_is_ignored_with_one_line(tmp_path: Path) -> None:
-    entry = tmp_path / "graphs" / recorder.key()
+    entry = tmp_path / "graphs" / native.key()
     entry.mkdir(parents=True)
-    (entry / recorder.LIBRARY).write_bytes((build.build() / recorder.LIBRARY).read_bytes()[:1000])
+    (entry / native.LIBRARY).write_bytes((build.build() / native.LIBRARY).read_bytes()[:1000])
     output, complaint = run({"LAZYTENSOR_CACHE_DIR": str(tmp_path)})
     assert output[0] == "False"
     assert complaint.count("is ignored") == 1

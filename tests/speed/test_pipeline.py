@@ -62,7 +62,7 @@ def test_waiting_leaves_real_data(background: Background) -> None:
     x = torch.ones(3, device="ltc") + 1
     lt.sync(wait=True)
     data = state_of(x).data
-    assert not isinstance(data, Future) or data.run.done.is_set()
+    assert not isinstance(data, Future) or data.run.has_run()
 
 
 def test_the_cuts_of_a_program_that_waits_all_the_time_run_on_its_own_thread(background: Background) -> None:
@@ -185,7 +185,7 @@ def test_results_of_past_steps_are_let_go(background: Background) -> None:
     lt.wait()
     newest = state_of(x).data
     assert isinstance(newest, Future)
-    assert newest.previous is None
+    assert newest.run.previous is None
     assert x.tolist() == [6.0] * 3
 
 

@@ -91,6 +91,15 @@ def _source(wrapper: str) -> str:
     return wrapper[start + 4 : wrapper.find('"""', start + 4)].lstrip() if start >= 0 else ""
 
 
+_RELEASE = "py::gil_scoped_release_simple release;"
+
+
+def _without_lock(source: str) -> str:
+    """Let the entry function be called with the interpreter's lock, which it gives up, or by a thread without it."""
+    held = f"std::optional<{_RELEASE.split()[0]}> release; if (PyGILState_Check()) release.emplace();"
+    return source.replace(_RELEASE, held)
+
+
 @contextlib.contextmanager
 def _loaded() -> Iterator[list[Any]]:
     """The entry functions of what Inductor compiles and loads in this block: it tells no other way where they are."""
@@ -100,7 +109,9 @@ def _loaded() -> Iterator[list[Any]]:
     load = Cache.load_pybinding
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        found.append(load(*args, **kwargs))
+        parts = [_without_lock(part) if isinstance(part, str) else part for part in args]
+        kwargs = {key: _without_lock(part) if isinstance(part, str) else part for key, part in kwargs.items()}
+        found.append(load(*parts, **kwargs))
         return found[-1]
 
     Cache.load_pybinding = noted  # type: ignore[method-assign]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lazytensor import native
 from lazytensor.backend import compiler
+from lazytensor.trace.future import Future
 
 _KINDS: dict[str, Callable[[str], Any]] = {
     "float": float.fromhex,
@@ -42,6 +44,7 @@ class Compiled:
 
     def __init__(self, folder: Path, replaces: dict[int, int], data_count: int) -> None:
         call = json.loads((folder / "call.json").read_text())
+        self.path = str(folder / "graph.so")
         self.entry = _entry(folder / "graph.so")
         self.floats: list[int] = [data_count + i for i in call["floats"]]
         self.ints: list[int] = [data_count + i for i in call["ints"]]
@@ -51,14 +54,34 @@ class Compiled:
         self.data_count = data_count
         self.outputs = len(self.returned) + len(replaces)
         self.operations: int = call["operations"]
+        self._codes: dict[tuple[int, ...], Any] = {}  # for the compiled queue, by the results that it copies
 
-    def accepts(self, inputs: tuple[Any, ...]) -> bool:
+    def accepts(self, inputs: Sequence[Any]) -> bool:
         """Whether the numbers that were compiled as constants still have their values."""
         for position, value in self.baked.items():
             number = inputs[position]
             if number != value and not (number != number and value != value):
                 return False
         return True
+
+    def job(self, inputs: list[Any], threads: int, copied: tuple[int, ...]) -> Any:
+        """The same as something that runs without Python, later, on inputs that may not be there yet: then these are
+        results of other such jobs.  None if they are of another kind.  ``copied`` results get memory of their own.
+        """
+        data: list[Any] = []
+        for value in inputs[: self.data_count]:
+            if value.__class__ is Future:
+                run = value.run
+                if run.job is None or run.errors:
+                    return None
+                value = (run.job, value.number)
+            data.append(value)
+        floats, ints = [inputs[i] for i in self.floats], [inputs[i] for i in self.ints]
+        code = self._codes.get(copied)
+        if code is None:
+            replaced = list(self.replaces.items())
+            code = self._codes[copied] = native.extension().Code(self.path, self.returned, replaced, list(copied))
+        return native.extension().Job(code, data, floats, ints, threads)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the compiled graph."""

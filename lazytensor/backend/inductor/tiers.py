@@ -14,7 +14,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,11 @@ class Tiered:
             if compiled is not None and compiled.accepts(inputs):
                 return self._run(compiled, inputs)
         return self.first(*inputs)
+
+    def ready(self, inputs: Sequence[Any]) -> tuple[Compiled, list[int]] | None:
+        """The compiled code that would run on these inputs, if it is ready, and which of its results need a copy."""
+        compiled, mends = self.compiled, self.mends
+        return (compiled, mends) if compiled is not None and mends is not None and compiled.accepts(inputs) else None
 
     def _run(self, compiled: Compiled, inputs: tuple[Any, ...]) -> list[Any]:
         """Run compiled code; its first results are compared with what was declared."""

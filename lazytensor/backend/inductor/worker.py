@@ -82,7 +82,7 @@ def compile_job(job: dict[str, Any]) -> None:
 
 
 def _build_recorder() -> None:
-    from lazytensor.device.recorder.build import build
+    from lazytensor.native.build import build
 
     with contextlib.suppress(RuntimeError, OSError):  # the Python kernels do as well, only slower
         build()

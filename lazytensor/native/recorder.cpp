@@ -3,7 +3,7 @@
 // It shares everything with the Python kernels: the tables, the states, the list of fresh states, the lifted numbers.
 // Whatever it does not know how to do, and every lookup that misses, it leaves to the Python kernel, as if it had not
 // been there.  So it holds no policy: only how to bring arguments into canonical form, look the key up, and make the
-// result, for the kinds of arguments and results that schemas have.  lazytensor/native/__init__.py installs it.
+// result, for the kinds of arguments and results that schemas have.  lazytensor/device/recorder.py installs it.
 //
 // Everything here runs under the interpreter's lock.  Objects that live as long as the process are never released.
 
@@ -693,8 +693,16 @@ PyMethodDef methods[] = {
     {"enabled", is_enabled, METH_NOARGS, "Whether the compiled path is taken."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "recorder", "The compiled hit path of the recording kernels.", -1, methods};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", "The hit path of the recording kernels, and the thread that runs compiled steps.", -1, methods};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_recorder() { return PyModule_Create(&definition); }
+void add_runner(PyObject* module);  // runner.cpp
+
+PyMODINIT_FUNC PyInit_native() {
+  HANDLE_TH_ERRORS
+  PyObject* module = PyModule_Create(&definition);
+  if (module != nullptr) add_runner(module);
+  return module;
+  END_HANDLE_TH_ERRORS
+}

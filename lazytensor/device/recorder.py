@@ -5,40 +5,19 @@ tensor's Python objects another 1.2.  ``recorder.cpp`` does what such a kernel d
 same tables and states, and hands every other call to the Python kernel.  It is one file over all schemas: what an op
 means, its shapes, its nodes and its errors stay in Python.
 
-It is built once for each torch and Python, by the process that compiles graphs (:mod:`lazytensor.backend.inductor`), by
-``lazytensor cache build``, or by :func:`build`, and kept with the compiled graphs on disk.  Where it is found,
-``import lazytensor`` puts it before the Python kernels.  The setting ``compiled_recorder`` turns it off.
+Where :mod:`lazytensor.native` has been built, ``import lazytensor`` puts it before the Python kernels.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-import platform
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from lazytensor import settings
-from lazytensor.backend import compiler, diskcache
+from lazytensor import native
 from lazytensor.codegen.runtime import replacing
 from lazytensor.trace import ir, storage
 
-log = logging.getLogger("lazytensor")
-SOURCE = Path(__file__).parent / "recorder.cpp"
-LIBRARY = "recorder.so"
-
 module: Any = None  # the extension, once it is installed
-
-
-@functools.cache
-def key() -> str:
-    """The name of its entry in the cache: the source, and what it is compiled for."""
-    versions = (torch.__version__, sys.version, platform.machine())
-    return diskcache.key_of("recorder", SOURCE.read_text(), *versions)
 
 
 def in_use() -> bool:
@@ -49,15 +28,10 @@ def in_use() -> bool:
 def install(kernels: ModuleType) -> bool:
     """Put the compiled hit path before these Python kernels, if it has been built; whether it has."""
     global module
-    if module is not None or not settings.compiled_recorder:
-        return module is not None
-    entry = diskcache.find(key())
-    if entry is None:
-        return False
-    try:
-        found: Any = compiler.load("recorder", entry.path / LIBRARY)
-    except ImportError as problem:
-        log.warning("lazytensor: the compiled recorder cannot be used: %s", problem)
+    if module is not None:
+        return True
+    found = native.extension()
+    if found is None:
         return False
     found.begin(_parts())
     with replacing():

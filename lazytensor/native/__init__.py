@@ -1,0 +1,51 @@
+"""The two paths that every step takes, in C++: used where they have been built, and never needed.
+
+``recorder.cpp`` is the hit path of the recording kernels (:mod:`lazytensor.device.recorder`), ``runner.cpp`` the thread
+that runs compiled steps (:mod:`lazytensor.execute.queues`).  Both do what Python does otherwise, on the same objects.
+
+They are one extension, built once for each torch and Python, by the process that compiles graphs
+(:mod:`lazytensor.backend.inductor`), by ``lazytensor cache build``, or by :mod:`lazytensor.native.build`, and kept with
+the compiled graphs on disk.  The setting ``compiled_recorder`` turns it off.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lazytensor import settings
+from lazytensor.backend import compiler, diskcache
+
+log = logging.getLogger("lazytensor")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp"))
+LIBRARY = "native.so"
+
+
+@functools.cache
+def key() -> str:
+    """The name of its entry in the cache: the sources, and what they are compiled for."""
+    versions = (torch.__version__, sys.version, platform.machine())
+    return diskcache.key_of("native", *[source.read_text(encoding="utf-8") for source in SOURCES], *versions)
+
+
+@functools.cache
+def _found() -> Any:
+    entry = diskcache.find(key())
+    if entry is None:
+        return None
+    try:
+        return compiler.load("native", entry.path / LIBRARY)
+    except ImportError as problem:
+        log.warning("lazytensor: the compiled recorder cannot be used: %s", problem)
+        return None
+
+
+def extension() -> Any:
+    """The extension, or None if it has not been built or is not wanted."""
+    return _found() if settings.compiled_recorder else None

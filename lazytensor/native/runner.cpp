@@ -1,0 +1,310 @@
+// Runs compiled steps one after the other without the interpreter's lock, which the program needs to record the next.
+//
+// A queue holds cuts in order, each with its job.  A job with compiled code runs here, in the thread that called `take`,
+// and the next begins as soon as it has ended.  `take` comes back for the others: a cut that Python has to run, and a job
+// that failed or builds on a failed one, which Python runs again where the failing operation can be named.
+//
+// Python objects are only moved, never counted, while the lock is not held: what has ended is kept until `reap`.
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+
+#include <dlfcn.h>
+#include <sched.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/inductor/aoti_torch/tensor_converter.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Lock = std::unique_lock<std::mutex>;
+using Entry = void (*)(AtenTensorHandle*, AtenTensorHandle*);
+
+// A compiled graph: its function, which of its results are made and which are inputs that it has overwritten, and which
+// are to be copied since they share memory or lie in it otherwise than declared.
+struct Code {
+  Entry entry;
+  std::vector<size_t> returned;
+  std::vector<std::pair<size_t, size_t>> replaced;
+  std::vector<size_t> copied;
+};
+
+struct Job;
+
+// A tensor, or the result of an earlier job that may not have run yet.
+struct Input {
+  at::Tensor tensor;
+  std::shared_ptr<Job> from;
+  size_t index = 0;
+};
+
+struct Work;
+
+struct Job {
+  std::shared_ptr<Code> code;  // none: Python will run it
+  std::vector<Input> inputs;
+  std::vector<at::Tensor> results;
+  Work* work = nullptr;  // the queue that it is in
+  int threads = 0;       // of OpenMP; 0: as many as there are
+  int recorded_on = -1;  // the core of the thread that handed it over
+  double seconds = 0;
+  bool done = false;
+  bool lost = false;  // it has run and there are no results for other jobs
+
+  bool ready() const {
+    return code && std::none_of(inputs.begin(), inputs.end(), [](const Input& i) { return i.from && i.from->lost; });
+  }
+
+  // Whether it succeeded.
+  bool run() {
+    std::vector<at::Tensor> given;
+    given.reserve(inputs.size());
+    for (const Input& input : inputs) given.push_back(input.from ? input.from->results[input.index] : input.tensor);
+    std::vector<AtenTensorHandle> in = torch::aot_inductor::unsafe_alloc_new_handles_from_tensors(given);
+    std::vector<AtenTensorHandle> out(code->returned.size());
+    auto start = Clock::now();
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    try {
+      code->entry(in.data(), out.data());
+    } catch (const std::exception&) {
+      return false;  // Python will find out what it was
+    }
+    std::vector<at::Tensor> made = torch::aot_inductor::alloc_tensors_by_stealing_from_handles(out.data(), out.size());
+    results.resize(code->returned.size() + code->replaced.size());
+    for (size_t i = 0; i < made.size(); i++) results[code->returned[i]] = std::move(made[i]);
+    for (auto [number, position] : code->replaced) results[number] = given[position];
+    for (size_t number : code->copied) results[number] = results[number].clone(at::MemoryFormat::Contiguous);
+    seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    return true;
+  }
+};
+
+// --- cores -----------------------------------------------------------------------------------------------------------
+
+// The functions of the OpenMP library that PyTorch runs on.
+struct {
+  void (*set_threads)(int) = nullptr;
+  int (*threads)() = nullptr;
+  int (*pause)(int) = nullptr;
+} openmp;
+
+// Where the calling thread may run.  The scheduler likes to wake a thread on the core of the one that woke it; if that
+// goes on recording there, the two take turns on one core and the other has nothing to do.
+#ifdef __linux__
+int this_core() { return sched_getcpu(); }
+
+class Place {
+  cpu_set_t everywhere{};
+  int kept_off = -1;
+
+ public:
+  Place() {
+    if (sched_getaffinity(0, sizeof everywhere, &everywhere) != 0) CPU_ZERO(&everywhere);
+  }
+  void keep_off(int core) {
+    if (core == kept_off || core < 0) return;
+    cpu_set_t others = everywhere;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0) kept_off = core;
+  }
+  void anywhere() {
+    if (kept_off >= 0 && sched_setaffinity(0, sizeof everywhere, &everywhere) == 0) kept_off = -1;
+  }
+};
+#else
+int this_core() { return -1; }
+
+struct Place {
+  void keep_off(int) {}
+  void anywhere() {}
+};
+#endif
+
+// Give the calling thread's parallel loops as many threads as the job is to have.  One that computes alone is kept off
+// the core that records; with others to wait for it runs where it can.
+void share(Place& place, const Job& job) {
+  if (job.threads == 1) {
+    place.keep_off(job.recorded_on);
+  } else {
+    place.anywhere();  // before OpenMP makes its threads, which run where the one that makes them may
+  }
+  if (openmp.threads == nullptr || job.threads == 0 || openmp.threads() == job.threads) return;
+  openmp.set_threads(job.threads);
+  if (job.threads == 1) openmp.pause(1);  // the others would stand by
+}
+
+// --- the queue -------------------------------------------------------------------------------------------------------
+
+struct Item {
+  PyObject* task;  // owned
+  std::shared_ptr<Job> job;
+};
+
+struct Work {
+  std::mutex mutex;
+  std::condition_variable added, ended;
+  std::deque<Item> items;  // what runs or waits to run, the first of them now
+  std::vector<Item> finished;
+
+  // The next task that is for Python; runs the jobs before it.
+  PyObject* take() {
+    thread_local Place place;
+    Lock lock(mutex);
+    while (true) {
+      added.wait(lock, [&] { return !items.empty(); });
+      Item& item = items.front();
+      if (!item.job->ready()) break;
+      lock.unlock();
+      share(place, *item.job);
+      bool succeeded = item.job->run();
+      lock.lock();
+      if (!succeeded) break;
+      item.job->done = true;
+      finished.push_back(std::move(item));
+      items.pop_front();
+      ended.notify_all();
+    }
+    place.anywhere();
+    return items.front().task;
+  }
+
+  // Wait for a condition without the interpreter's lock, but let signals through.
+  template <typename Condition>
+  void wait(Condition condition) {
+    while (true) {
+      bool is_so;
+      {
+        py::gil_scoped_release release;
+        Lock lock(mutex);
+        is_so = ended.wait_for(lock, std::chrono::milliseconds(100), condition);
+      }
+      if (is_so) return;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+  }
+};
+
+// The queue as Python sees it.  What it works on is never freed: a thread may wait there when the process ends or forks.
+class Queue {
+  Work* work = new Work();
+
+ public:
+  void put(py::object task, std::shared_ptr<Job> job) {
+    job->work = work;
+    job->recorded_on = this_core();
+    Lock lock(work->mutex);
+    work->items.push_back({task.release().ptr(), std::move(job)});
+    work->added.notify_one();
+  }
+  py::object take() {
+    PyObject* task;
+    {
+      py::gil_scoped_release release;
+      task = work->take();
+    }
+    return py::reinterpret_borrow<py::object>(task);
+  }
+  // The first task has been run by Python, with these results or with none that other jobs could take.
+  void drop(std::optional<std::vector<at::Tensor>> results) {
+    Item item;
+    {
+      Lock lock(work->mutex);
+      item = std::move(work->items.front());
+      work->items.pop_front();
+      item.job->lost = !results;
+      if (results) item.job->results = std::move(*results);
+      item.job->done = true;
+      work->ended.notify_all();
+    }
+    item.job->inputs.clear();
+    Py_DECREF(item.task);
+  }
+  size_t size() const {
+    Lock lock(work->mutex);
+    return work->items.size();
+  }
+  void wait_below(size_t count) {
+    if (size() >= count) work->wait([&] { return work->items.size() < count; });
+  }
+  // The tasks whose jobs have run since this was last asked.
+  py::list reap() {
+    std::vector<Item> found;
+    {
+      Lock lock(work->mutex);
+      found.swap(work->finished);
+    }
+    py::list tasks;
+    for (Item& item : found) {
+      item.job->inputs.clear();
+      tasks.append(py::reinterpret_steal<py::object>(item.task));
+    }
+    return tasks;
+  }
+};
+
+// --- for Python ------------------------------------------------------------------------------------------------------
+
+// An input is a tensor or a pair of a job and the number of one of its results.
+std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs, const std::vector<double>& floats,
+                              const std::vector<int64_t>& ints, int threads) {
+  auto job = std::make_shared<Job>();
+  job->code = std::move(code);
+  job->threads = threads;
+  job->inputs.reserve(inputs.size() + 2);
+  for (py::handle input : inputs) {
+    if (THPVariable_Check(input.ptr())) {
+      job->inputs.push_back({THPVariable_Unpack(input.ptr()), nullptr, 0});
+    } else {
+      auto pair = py::cast<py::tuple>(input);
+      job->inputs.push_back({at::Tensor(), pair[0].cast<std::shared_ptr<Job>>(), pair[1].cast<size_t>()});
+    }
+  }
+  if (!floats.empty()) job->inputs.push_back({at::tensor(floats, at::kDouble), nullptr, 0});
+  if (!ints.empty()) job->inputs.push_back({at::tensor(ints, at::kLong), nullptr, 0});
+  return job;
+}
+
+std::shared_ptr<Code> make_code(const std::string& path, std::vector<size_t> returned,
+                                std::vector<std::pair<size_t, size_t>> replaced, std::vector<size_t> copied) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* entry = library == nullptr ? nullptr : dlsym(library, "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_");
+  if (entry == nullptr) throw std::runtime_error(path + " has no entry");
+  return std::make_shared<Code>(Code{reinterpret_cast<Entry>(entry), std::move(returned), std::move(replaced), std::move(copied)});
+}
+
+bool is_done(const Job& job) {
+  if (job.work == nullptr) return job.done;
+  Lock lock(job.work->mutex);
+  return job.done;
+}
+
+}  // namespace
+
+void add_runner(PyObject* to) {
+  auto module = py::reinterpret_borrow<py::module_>(to);
+  py::class_<Code, std::shared_ptr<Code>>(module, "Code", "A compiled graph.").def(py::init(&make_code));
+  py::class_<Job, std::shared_ptr<Job>>(module, "Job", "A compiled graph and what it is to run on.")
+      .def(py::init(&make_job))
+      .def("is_set", &is_done)
+      .def("wait", [](const Job& job) { if (!is_done(job)) job.work->wait([&] { return job.done; }); })
+      .def("results", [](const Job& job) { return job.results; })
+      .def_readonly("seconds", &Job::seconds);
+  py::class_<Queue>(module, "Queue", "Cuts in order, and the loop that runs the compiled ones.")
+      .def(py::init())
+      .def("put", &Queue::put)
+      .def("job", [](const Queue&) { return std::make_shared<Job>(); })
+      .def("take", &Queue::take)
+      .def("drop", &Queue::drop, py::arg("results").none(true) = py::none())
+      .def("wait_below", &Queue::wait_below)
+      .def("reap", &Queue::reap)
+      .def("__len__", &Queue::size);
+  module.def("use_openmp", [](size_t set_threads, size_t threads, size_t pause) {
+    openmp.set_threads = reinterpret_cast<void (*)(int)>(set_threads);
+    openmp.threads = reinterpret_cast<int (*)()>(threads);
+    openmp.pause = reinterpret_cast<int (*)(int)>(pause);
+  });
+}
