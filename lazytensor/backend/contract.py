@@ -160,7 +160,7 @@ class Guard:
             what = f"it raised {type(error).__name__}: {error}"
             return self._take_over(_failed(self.backend, self.computation.graph, "execute", what), error, inputs)
 
-    def job(self, inputs: list[Any], threads: int) -> Any:
+    def job(self, inputs: list[Any], threads: Callable[[], int]) -> Any:
         """The next run as something that needs no Python: compiled code that need not be looked at.  Else None."""
         ready = getattr(self.function, "ready", None)
         found = None if ready is None or self.to_check or settings.check else ready(inputs)

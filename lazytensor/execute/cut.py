@@ -229,7 +229,7 @@ def _send(
 
     previous = [state.data for state in states]
     own_memory = computation.compiled.backend.own_memory
-    run = pipeline.send(computation.run, computation.graph, inputs, previous, own_memory, done, computation.share)
+    run = pipeline.send(computation.run, computation.graph, inputs, previous, own_memory, done, computation.share, wait)
     for number, state in enumerate(states):
         if state.spec_ is None:
             state.spec_ = state.value.spec  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ log = logging.getLogger("lazytensor")
 class Task:
     """One cut on its way: what to run, on what, and who waits for it."""
 
-    __slots__ = ("done", "function", "graph", "inputs", "run", "share", "threads")
+    __slots__ = ("done", "function", "graph", "inputs", "run", "share", "waited")
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Task:
         run: Run,
         done: Callable[[float], None],
         share: Share,
-        threads: int,
+        waited: bool,
     ) -> None:
         self.function = function
         self.graph = graph
@@ -46,7 +46,7 @@ class Task:
         self.run = run
         self.done = done  # called with the seconds it took
         self.share = share  # how many cores it may have
-        self.threads = threads
+        self.waited = waited  # whether somebody waits for it
 
 
 _LET_GO = object()  # a task: give up the OpenMP threads
@@ -89,8 +89,9 @@ class Pipeline:
         own_memory: bool,
         done: Callable[[float], None],
         share: Share,
+        wait: bool,
     ) -> Run:
-        """Run a cut in the background; waits while too many are under way."""
+        """Run a cut in the background, for which somebody will wait or not; waits while too many are under way."""
         openmp.release_pool()
         self.resting = False
         queue = self.queue
@@ -98,12 +99,13 @@ class Pipeline:
             queue = self._start()
         queue.wait_below(settings.max_in_flight)
         self._reap(queue)
-        threads = share.begin(time.perf_counter())
         job = queue.job()
         if job is not None and function.__class__ is Guard:
+            # While somebody waits nothing is recorded.
+            threads = (lambda: share.cores) if wait else (lambda: share.begin(time.perf_counter()))
             job = function.job(inputs, threads) or job  # type: ignore[attr-defined]
         run = Run(previous, own_memory, job)
-        queue.put(Task(function, graph, inputs, run, done, share, threads), job)
+        queue.put(Task(function, graph, inputs, run, done, share, wait), job)
         return run
 
     def _start(self) -> queues.Queue:
@@ -126,7 +128,8 @@ class Pipeline:
             self.jobs += 1
             task.run.let_go()
             task.done(seconds)
-            task.share.end(seconds)
+            if not task.waited:
+                task.share.end(seconds)
 
     def take_failures(self) -> list[Failure]:
         """What went wrong since this was last asked."""
@@ -147,7 +150,7 @@ class Pipeline:
             run: Run = task.run
             started = time.perf_counter()
             try:
-                openmp.use(task.threads)
+                openmp.use(task.share.begin(started))
                 self._run(task)
             except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
                 self._lose(task, problem)

@@ -64,7 +64,7 @@ class Compiled:
                 return False
         return True
 
-    def job(self, inputs: list[Any], threads: int, copied: tuple[int, ...]) -> Any:
+    def job(self, inputs: list[Any], threads: Callable[[], int], copied: tuple[int, ...]) -> Any:
         """The same as something that runs without Python, later, on inputs that may not be there yet: then these are
         results of other such jobs.  None if they are of another kind.  ``copied`` results get memory of their own.
         """
@@ -81,7 +81,7 @@ class Compiled:
         if code is None:
             replaced = list(self.replaces.items())
             code = self._codes[copied] = native.extension().Code(self.path, self.returned, replaced, list(copied))
-        return native.extension().Job(code, data, floats, ints, threads)
+        return native.extension().Job(code, data, floats, ints, threads())
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the compiled graph."""
