@@ -202,7 +202,7 @@ def fresh_caches(folder: Path) -> dict[str, str]:
     """An environment in which no graph compiled by an earlier run or by another lane is found.
 
     The kernels that lazytensor generates once for each torch are found: they are part of installing it, and generating
-    them leaves so much free memory behind that a workload would seem to need none.  So is the compiled recorder.
+    them leaves so much free memory behind that a workload would seem to need none.  So is the extension.
     """
     ours = folder / "lazytensor"
     (ours / "graphs").mkdir(parents=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""``lazytensor cache``: list, prune, export and import what is compiled and kept on disk; build the recorder."""
+"""``lazytensor cache``: list, prune, export and import what is compiled and kept on disk; build the extension."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def list_entries(as_json: Json = False) -> None:
 
 @app.command()
 def build(as_json: Json = False) -> None:
-    """Compile the recorder of this torch now, which a program that runs for a while has done on the side."""
+    """Compile the recorder and runner for this torch now; a program that runs for a while has it done on the side."""
     from lazytensor.native import build as native
 
     try:
         path = native.build()
     except RuntimeError as problem:
         raise typer.BadParameter(str(problem)) from None
-    typer.echo(json.dumps({"path": str(path)}) if as_json else f"the compiled recorder is in {path}")
+    typer.echo(json.dumps({"path": str(path)}) if as_json else f"the compiled recorder and runner are in {path}")
 
 
 @app.command()

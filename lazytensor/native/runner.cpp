@@ -248,19 +248,25 @@ class Queue {
 
 // --- for Python ------------------------------------------------------------------------------------------------------
 
-// An input is a tensor or a pair of a job and the number of one of its results.
-std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs, const std::vector<double>& floats,
-                              const std::vector<int64_t>& ints, int threads) {
+// Of the inputs so many are data: tensors, or futures (lazytensor.trace.future).  None if the cut of one has no job.
+std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs, size_t data,
+                              const std::vector<double>& floats, const std::vector<int64_t>& ints, int threads) {
+  static PyObject* const run_name = PyUnicode_InternFromString("run");
+  static PyObject* const job_name = PyUnicode_InternFromString("job");
+  static PyObject* const number_name = PyUnicode_InternFromString("number");
   auto job = std::make_shared<Job>();
   job->code = std::move(code);
   job->threads = threads;
-  job->inputs.reserve(inputs.size() + 2);
-  for (py::handle input : inputs) {
-    if (THPVariable_Check(input.ptr())) {
-      job->inputs.push_back({THPVariable_Unpack(input.ptr()), nullptr, 0});
+  job->inputs.reserve(data + 2);
+  for (size_t i = 0; i < data; i++) {
+    PyObject* input = PyList_GET_ITEM(inputs.ptr(), i);
+    if (THPVariable_Check(input)) {
+      job->inputs.push_back({THPVariable_Unpack(input), nullptr, 0});
     } else {
-      auto pair = py::cast<py::tuple>(input);
-      job->inputs.push_back({at::Tensor(), pair[0].cast<std::shared_ptr<Job>>(), pair[1].cast<size_t>()});
+      py::object run = py::getattr(input, run_name);
+      auto from = py::getattr(run, job_name).cast<std::shared_ptr<Job>>();
+      if (!from) return nullptr;
+      job->inputs.push_back({at::Tensor(), std::move(from), py::getattr(input, number_name).cast<size_t>()});
     }
   }
   if (!floats.empty()) job->inputs.push_back({at::tensor(floats, at::kDouble), nullptr, 0});
@@ -288,7 +294,7 @@ void add_runner(PyObject* to) {
   auto module = py::reinterpret_borrow<py::module_>(to);
   py::class_<Code, std::shared_ptr<Code>>(module, "Code", "A compiled graph.").def(py::init(&make_code));
   py::class_<Job, std::shared_ptr<Job>>(module, "Job", "A compiled graph and what it is to run on.")
-      .def(py::init(&make_job))
+      .def_static("of", &make_job)
       .def("is_set", &is_done)
       .def("wait", [](const Job& job) { if (!is_done(job)) job.work->wait([&] { return job.done; }); })
       .def("results", [](const Job& job) { return job.results; })

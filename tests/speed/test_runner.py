@@ -78,12 +78,19 @@ def test_the_python_queue_gives_the_same_bits(compiled: None, monkeypatch: pytes
     monkeypatch.setattr("lazytensor.execute.queues.make", PythonQueue)
     pipeline.queue = pipeline.thread = None
     before = pipeline.jobs
+    x = torch.ones(3, device="ltc")
     try:
         assert torch.equal(trained("ltc", BATCHES), with_jobs)
         assert pipeline.jobs == before
+        x += 1
+        lt.sync()
     finally:
         pipeline.drain()
         pipeline.queue, pipeline.thread = kept
+    for _ in range(6):
+        x += 1  # at first on what the Python queue has made
+        lt.sync()
+    assert x.tolist() == [8, 8, 8]
 
 
 def test_a_failure_names_its_line_and_leaves_the_parameters_alone(compiled: None) -> None:

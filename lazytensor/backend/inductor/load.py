@@ -12,7 +12,6 @@ import torch
 
 from lazytensor import native
 from lazytensor.backend import compiler
-from lazytensor.trace.future import Future
 
 _KINDS: dict[str, Callable[[str], Any]] = {
     "float": float.fromhex,
@@ -66,22 +65,14 @@ class Compiled:
 
     def job(self, inputs: list[Any], threads: Callable[[], int], copied: tuple[int, ...]) -> Any:
         """The same as something that runs without Python, later, on inputs that may not be there yet: then these are
-        results of other such jobs.  None if they are of another kind.  ``copied`` results get memory of their own.
+        futures of other such jobs.  None if they are others.  ``copied`` results get memory of their own.
         """
-        data: list[Any] = []
-        for value in inputs[: self.data_count]:
-            if value.__class__ is Future:
-                run = value.run
-                if run.job is None or run.errors:
-                    return None
-                value = (run.job, value.number)
-            data.append(value)
         floats, ints = [inputs[i] for i in self.floats], [inputs[i] for i in self.ints]
         code = self._codes.get(copied)
         if code is None:
             replaced = list(self.replaces.items())
             code = self._codes[copied] = native.extension().Code(self.path, self.returned, replaced, list(copied))
-        return native.extension().Job(code, data, floats, ints, threads())
+        return native.extension().Job.of(code, inputs, self.data_count, floats, ints, threads())
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the compiled graph."""
