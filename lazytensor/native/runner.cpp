@@ -6,6 +6,7 @@
 //
 // Python objects are only moved, never counted, while the lock is not held: what has ended is kept until `reap`.
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -52,34 +53,39 @@ struct Job {
   int threads = 0;       // of OpenMP; 0: as many as there are
   int recorded_on = -1;  // the core of the thread that handed it over
   double seconds = 0;
-  bool done = false;
+  std::atomic<bool> done = false;
   bool lost = false;  // it has run and there are no results for other jobs
 
   bool ready() const {
     return code && std::none_of(inputs.begin(), inputs.end(), [](const Input& i) { return i.from && i.from->lost; });
   }
 
-  // Whether it succeeded.
+  // Whether it succeeded; if not, Python will find out why.
   bool run() {
+    try {
+      compute();
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+ private:
+  void compute() {
     std::vector<at::Tensor> given;
     given.reserve(inputs.size());
     for (const Input& input : inputs) given.push_back(input.from ? input.from->results[input.index] : input.tensor);
     std::vector<AtenTensorHandle> in = torch::aot_inductor::unsafe_alloc_new_handles_from_tensors(given);
     std::vector<AtenTensorHandle> out(code->returned.size());
-    auto start = Clock::now();
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    try {
-      code->entry(in.data(), out.data());
-    } catch (const std::exception&) {
-      return false;  // Python will find out what it was
-    }
+    auto start = Clock::now();
+    code->entry(in.data(), out.data());
     std::vector<at::Tensor> made = torch::aot_inductor::alloc_tensors_by_stealing_from_handles(out.data(), out.size());
     results.resize(code->returned.size() + code->replaced.size());
     for (size_t i = 0; i < made.size(); i++) results[code->returned[i]] = std::move(made[i]);
     for (auto [number, position] : code->replaced) results[number] = given[position];
     for (size_t number : code->copied) results[number] = results[number].clone(at::MemoryFormat::Contiguous);
     seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    return true;
   }
 };
 
@@ -282,12 +288,6 @@ std::shared_ptr<Code> make_code(const std::string& path, std::vector<size_t> ret
   return std::make_shared<Code>(Code{reinterpret_cast<Entry>(entry), std::move(returned), std::move(replaced), std::move(copied)});
 }
 
-bool is_done(const Job& job) {
-  if (job.work == nullptr) return job.done;
-  Lock lock(job.work->mutex);
-  return job.done;
-}
-
 }  // namespace
 
 void add_runner(PyObject* to) {
@@ -295,8 +295,8 @@ void add_runner(PyObject* to) {
   py::class_<Code, std::shared_ptr<Code>>(module, "Code", "A compiled graph.").def(py::init(&make_code));
   py::class_<Job, std::shared_ptr<Job>>(module, "Job", "A compiled graph and what it is to run on.")
       .def_static("of", &make_job)
-      .def("is_set", &is_done)
-      .def("wait", [](const Job& job) { if (!is_done(job)) job.work->wait([&] { return job.done; }); })
+      .def("is_set", [](const Job& job) { return job.done.load(); })
+      .def("wait", [](const Job& job) { if (!job.done) job.work->wait([&] { return job.done.load(); }); })
       .def("results", [](const Job& job) { return job.results; })
       .def_readonly("seconds", &Job::seconds);
   py::class_<Queue>(module, "Queue", "Cuts in order, and the loop that runs the compiled ones.")
