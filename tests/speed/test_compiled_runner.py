@@ -104,7 +104,7 @@ def test_a_failure_names_its_line_and_leaves_the_parameters_alone(compiled: None
     with pytest.raises(IndexError) as caught:
         step(model, optimizer, [0, 2, 1])  # recorded while the other runs, or refused since it has failed
         lt.wait()
-    assert "test_runner.py" in caught.value.__notes__[0]
+    assert "test_compiled_runner.py" in caught.value.__notes__[0]
     assert torch.equal(model.table.weight.detach().cpu(), kept), "what builds on a failed step is not done either"
     before = pipeline.jobs
     for batch in BATCHES[:4]:
