@@ -295,6 +295,7 @@ void add_runner(PyObject* to) {
   py::class_<Code, std::shared_ptr<Code>>(module, "Code", "A compiled graph.").def(py::init(&make_code));
   py::class_<Job, std::shared_ptr<Job>>(module, "Job", "A compiled graph and what it is to run on.")
       .def_static("of", &make_job)
+      .def("run", &Job::run, py::call_guard<py::gil_scoped_release>())
       .def("is_set", [](const Job& job) { return job.done.load(); })
       .def("wait", [](const Job& job) { if (!job.done) job.work->wait([&] { return job.done.load(); }); })
       .def("results", [](const Job& job) { return job.results; })

@@ -14,6 +14,7 @@ import torch
 import lazytensor as lt
 from lazytensor import native
 from lazytensor.backend import compiler
+from lazytensor.backend.inductor.load import Compiled
 from lazytensor.execute.pipeline import pipeline
 from lazytensor.execute.queues import PythonQueue
 
@@ -185,3 +186,24 @@ def test_waiting_can_be_interrupted() -> None:
 def test_code_that_is_no_compiled_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="has no entry"):
         native.extension().Code(str(tmp_path / "graph.so"), [0], [], [])
+
+
+def test_a_cut_that_runs_where_it_is_made_needs_no_python_either(
+    compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(4.0, device="ltc")
+
+    def doubled(step: int) -> list[float]:
+        y = (x * 2 + step).relu()
+        lt.sync()
+        return y.tolist()
+
+    def refused(self: Compiled, *inputs: Any) -> list[Any]:
+        raise AssertionError("called from Python")
+
+    with lt.settings.scope(run_in_background=False):
+        for step in range(2):
+            assert doubled(step) == [2.0 * i + step for i in range(4)]
+        monkeypatch.setattr(Compiled, "__call__", refused)
+        for step in range(2, 5):
+            assert doubled(step) == [2.0 * i + step for i in range(4)]
