@@ -238,11 +238,13 @@ def _send(
 
     previous = [state.data for state in states]
     own_memory = computation.compiled.backend.own_memory
-    run = pipeline.send(computation.run, computation.graph, inputs, previous, own_memory, done, computation.share, wait)
-    for number, state in enumerate(states):
+    run, futures = pipeline.send(
+        computation.run, computation.graph, inputs, previous, own_memory, done, computation.share, wait
+    )
+    for state, future in zip(states, futures, strict=True):
         if state.spec_ is None:
             state.spec_ = state.value.spec  # type: ignore[union-attr]
-        state.data = Future(run, number)
+        state.data = future
         state.value = None
     _forget(views)
     timing.install = time.perf_counter() - before

@@ -90,7 +90,7 @@ class Pipeline:
         done: Callable[[float], None],
         share: Share,
         wait: bool,
-    ) -> Run:
+    ) -> tuple[Run, list[Future]]:
         """Run a cut in the background, for which somebody will wait or not; waits while too many are under way."""
         openmp.release_pool()
         self.resting = False
@@ -105,8 +105,9 @@ class Pipeline:
             threads = (lambda: share.cores) if wait else (lambda: share.begin(time.perf_counter()))
             job = function.job(inputs, threads) or job  # type: ignore[attr-defined]
         run = Run(previous, own_memory, job)
+        futures = run.futures or []
         queue.put(Task(function, graph, inputs, run, done, share, wait), job)
-        return run
+        return run, futures
 
     def _start(self) -> queues.Queue:
         queue = queues.make()
@@ -123,10 +124,9 @@ class Pipeline:
 
     def _reap(self, queue: queues.Queue) -> None:
         """Note the end of what ran without Python."""
-        for task in queue.reap():
-            seconds = task.run.job.seconds
+        for task, seconds in queue.reap():
             self.jobs += 1
-            task.run.let_go()
+            task.run.deliver()
             task.done(seconds)
             if not task.waited:
                 task.share.end(seconds)
@@ -147,38 +147,36 @@ class Pipeline:
                 openmp.release_pool()
                 queue.drop()
                 continue
-            run: Run = task.run
+            results: list[Any] | None = None
             started = time.perf_counter()
             try:
                 openmp.use(task.share.begin(started))
-                self._run(task)
+                results = self._run(task)
             except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
                 self._lose(task, problem)
             finally:
                 seconds = time.perf_counter() - started
                 task.done(seconds)
                 task.share.end(seconds)
-                run.end()
-                known = run.job is not None and not run.errors and not run.own_memory
-                values = [run.value(i) for i in range(_results(task))] if known else None
                 del task
-                queue.drop(values)
-                del run, values
+                queue.drop(results)
+                del results
 
     def _lose(self, task: Task, problem: BaseException) -> None:
         """None of a cut's results is there: its states keep what they had before, so no step is half done."""
         error = problem if isinstance(problem, Exception) else RuntimeError(f"a cut was ended by {problem!r}")
         failure = Failure(error, task.graph.nodes[0])
-        task.run.keep([], dict.fromkeys(range(_results(task)), failure))
         self.failures.append(failure)
+        task.run.keep([], dict.fromkeys(range(_results(task)), failure))
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: Task) -> list[Any] | None:
+        """The results, if other jobs can take them."""
         inputs = [data.now() if data.__class__ is Future else data for data in task.inputs]
         broken = next((e for d in task.inputs if d.__class__ is Future and (e := d.error) is not None), None)
         if broken is not None:
             # What this cut builds on failed in an earlier one, which has been or will be reported: once is enough.
             task.run.keep([], dict.fromkeys(range(_results(task)), broken))
-            return
+            return None
         try:
             results = task.function(*inputs)
         except Exception as problem:
@@ -186,8 +184,9 @@ class Pipeline:
             log.error("lazytensor: %s  The cut was run on the backend 'reference' instead.", problem)
             results = Program(task.graph)(*inputs)
         errors = {i: r for i, r in enumerate(results) if r.__class__ is Failure}
-        task.run.keep(results, errors)
         self.failures += errors.values()
+        task.run.keep(results, errors)
+        return None if errors or task.run.own_memory else results[: _results(task)]
 
 
 def _results(task: Task) -> int:

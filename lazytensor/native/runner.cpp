@@ -74,7 +74,13 @@ struct Job {
   void compute() {
     std::vector<at::Tensor> given;
     given.reserve(inputs.size());
-    for (const Input& input : inputs) given.push_back(input.from ? input.from->results[input.index] : input.tensor);
+    for (Input& input : inputs) {
+      if (input.from) {
+        input.tensor = input.from->results[input.index];
+        input.from.reset();  // the rest of that step's results is not held longer than others hold it
+      }
+      given.push_back(input.tensor);
+    }
     std::vector<AtenTensorHandle> in = torch::aot_inductor::unsafe_alloc_new_handles_from_tensors(given);
     std::vector<AtenTensorHandle> out(code->returned.size());
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -236,7 +242,7 @@ class Queue {
   void wait_below(size_t count) {
     if (size() >= count) work->wait([&] { return work->items.size() < count; });
   }
-  // The tasks whose jobs have run since this was last asked.
+  // The tasks whose jobs have run since this was last asked, and how many seconds each took.
   py::list reap() {
     std::vector<Item> found;
     {
@@ -246,7 +252,7 @@ class Queue {
     py::list tasks;
     for (Item& item : found) {
       item.job->inputs.clear();
-      tasks.append(py::reinterpret_steal<py::object>(item.task));
+      tasks.append(py::make_tuple(py::reinterpret_steal<py::object>(item.task), item.job->seconds));
     }
     return tasks;
   }
@@ -259,6 +265,7 @@ std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs
                               const std::vector<double>& floats, const std::vector<int64_t>& ints, int threads) {
   static PyObject* const run_name = PyUnicode_InternFromString("run");
   static PyObject* const job_name = PyUnicode_InternFromString("job");
+  static PyObject* const value_name = PyUnicode_InternFromString("value");
   static PyObject* const number_name = PyUnicode_InternFromString("number");
   auto job = std::make_shared<Job>();
   job->code = std::move(code);
@@ -269,6 +276,11 @@ std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs
     if (THPVariable_Check(input)) {
       job->inputs.push_back({THPVariable_Unpack(input), nullptr, 0});
     } else {
+      py::object value = py::getattr(input, value_name);
+      if (THPVariable_Check(value.ptr())) {
+        job->inputs.push_back({THPVariable_Unpack(value.ptr()), nullptr, 0});
+        continue;
+      }
       py::object run = py::getattr(input, run_name);
       auto from = py::getattr(run, job_name).cast<std::shared_ptr<Job>>();
       if (!from) return nullptr;
@@ -298,8 +310,7 @@ void add_runner(PyObject* to) {
       .def("run", &Job::run, py::call_guard<py::gil_scoped_release>())
       .def("is_set", [](const Job& job) { return job.done.load(); })
       .def("wait", [](const Job& job) { if (!job.done) job.work->wait([&] { return job.done.load(); }); })
-      .def("results", [](const Job& job) { return job.results; })
-      .def_readonly("seconds", &Job::seconds);
+      .def("results", [](const Job& job) { return job.results; });
   py::class_<Queue>(module, "Queue", "Cuts in order, and the loop that runs the compiled ones.")
       .def(py::init())
       .def("put", &Queue::put)

@@ -13,68 +13,70 @@ from typing import Any
 class Run:
     """One cut that runs in the background; all its results are there at once."""
 
-    __slots__ = ("_done", "_values", "errors", "job", "own_memory", "previous")
+    __slots__ = ("_done", "futures", "job", "own_memory", "previous")
 
     def __init__(self, previous: list[Any], own_memory: bool = False, job: Any = None) -> None:
         self.previous: list[Any] | None = previous  # the states' data before the cut, which they keep if it fails
         self.own_memory = own_memory  # whether the backend that makes the results keeps them in memory of its own
         self.job = job  # what runs it without the interpreter, if something does
-        self.errors: dict[int, Any] = {}  # by the number of the result that is not there
-        self._values: list[Any] | None = None
+        # Those that wait for a value.  Afterwards each holds its own: a loss that is kept must not keep its whole step.
+        self.futures: list[Future] | None = [Future(self, number) for number in range(len(previous))]
         self._done: Any = threading.Event() if job is None else job
 
     def wait(self) -> None:
         """Come back when it has run."""
-        self._done.wait()
+        done = self._done
+        if done is not None:
+            done.wait()
 
     def has_run(self) -> bool:
         """Whether it has."""
-        return bool(self._done.is_set())
+        done = self._done
+        return done is None or bool(done.is_set())
 
-    def value(self, number: int) -> Any:
-        """A result, once it has run."""
-        if self._values is None:
-            self._values = self.job.results()
-        return self._values[number]
+    def deliver(self) -> None:
+        """Give out what the job has made; two threads may do so at once."""
+        futures, job = self.futures, self.job
+        if futures is None or job is None:
+            return
+        for future, value in zip(futures, job.results(), strict=False):
+            future.value = value
+        self.futures = self.previous = self.job = self._done = None
 
     def keep(self, values: list[Any], errors: dict[int, Any]) -> None:
-        """Take what Python made: a value for each result, or an error."""
-        self._values, self.errors = values, errors
-        self.let_go()
-
-    def let_go(self) -> None:
-        """What succeeded no longer needs the data before: else each step's would hold that of all steps before."""
-        if self.errors and self.previous is not None:
-            self.previous = [data if i in self.errors else None for i, data in enumerate(self.previous)]
-        else:
-            self.previous = None
-
-    def end(self) -> None:
-        """Let go on whoever waits; a job does that itself."""
-        if self.job is None:
-            self._done.set()
+        """Give out what Python has made: a value for each result, or an error."""
+        futures, previous, done = self.futures or [], self.previous, self._done
+        for future in futures:
+            number = future.number
+            future.error = errors.get(number)
+            future.value = values[number] if future.error is None else None
+        # What succeeded no longer needs the data before: else each step's would hold that of all steps before.
+        failed = errors and previous is not None
+        self.previous = [d if i in errors else None for i, d in enumerate(previous or ())] if failed else None
+        self.futures = self.job = self._done = None
+        if isinstance(done, threading.Event):
+            done.set()  # whoever waits for a job is told by its queue
 
 
 class Future:
     """One result of a running cut."""
 
-    __slots__ = ("number", "run")
+    __slots__ = ("error", "number", "run", "value")
 
     def __init__(self, run: Run, number: int) -> None:
         self.run = run
         self.number = number
-
-    @property
-    def error(self) -> Any:
-        """Why there is no value, once the cut has run."""
-        return self.run.errors.get(self.number)
+        self.value: Any = None
+        self.error: Any = None  # why there is no value
 
     def now(self) -> Any:
         """The value, once the cut has run; after a failure what was there before, which may be another's future."""
-        run = self.run
-        if self.number in run.errors:
-            return None if run.previous is None else run.previous[self.number]
-        return run.value(self.number)
+        if self.error is not None:
+            previous = self.run.previous
+            return None if previous is None else previous[self.number]
+        if self.value is None:
+            self.run.deliver()
+        return self.value
 
     def settle(self, state: Any) -> Any:
         """Wait for the result and put it into the state.  After a failure the state keeps what it had before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from lazytensor.backend import compiler
 from lazytensor.backend.inductor.load import Compiled
 from lazytensor.execute.pipeline import pipeline
 from lazytensor.execute.queues import PythonQueue
+from lazytensor.trace.future import settled
+from lazytensor.trace.storage import state_of
 
 pytestmark = pytest.mark.skipif(
     compiler.find() is None or not lt.settings.compiled_recorder,
@@ -118,6 +121,25 @@ def test_a_failure_names_its_line_and_leaves_the_parameters_alone(compiled: None
         (grad,) = torch.autograd.grad(loss, reference)
         reference.data -= 0.1 * grad
     torch.testing.assert_close(model.table.weight.detach().cpu(), reference.detach())
+
+
+def test_a_loss_that_is_kept_does_not_keep_its_step(compiled: None) -> None:
+    model = Bag().to("ltc")
+    losses, grads = [], []
+    for batch in BATCHES[:8]:
+        model.zero_grad()
+        loss = model(torch.tensor(batch).to("ltc"))
+        loss.backward()
+        lt.sync()
+        losses.append(loss.detach())
+        grad = model.table.weight.grad
+        assert grad is not None
+        grads.append(weakref.ref(settled(state_of(grad))))
+    del loss, grad
+    model.zero_grad()
+    lt.sync(wait=True)
+    assert [grad() is None for grad in grads] == [True] * 8
+    assert all(loss.item() > 0 for loss in losses)
 
 
 def test_results_that_share_memory_are_copied(compiled: None) -> None:
