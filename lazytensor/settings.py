@@ -114,6 +114,11 @@ _ALL: dict[str, Setting[Any]] = {
         "LAZYTENSOR_SHARE_CORES",
         "Let a cut in the background have fewer cores where steps come faster so; off, it has all of them.",
     ),
+    "keep_bytes": Setting(
+        1 << 30,
+        "LAZYTENSOR_KEEP_BYTES",
+        "How much freed memory the C library may keep for the next compiled step (0: what it keeps by itself).",
+    ),
     "compile_seconds": Setting(
         300, "LAZYTENSOR_COMPILE_SECONDS", "Seconds of processor time that one graph may take to compile."
     ),

@@ -2,9 +2,15 @@
 
 While a cut runs the next step is recorded, and recording needs a core too.  With a team of OpenMP threads on every core
 there is one thread more than cores: a thread of the team or the one that records is put aside in the middle of its
-work, and the rest of the team spins until it comes back.  A small step that is computed on one core beside its
-recording is done earlier (MLP and Adam, two cores: 1.9 ms instead of 2.7); a large one is better off with all of them.
-Neither the graph nor its time alone tells which, so both are tried, and the time between one run and the next decides.
+work, and the rest of the team spins until it comes back.  There are three ways:
+
+* **all** cores, for what is one long loop;
+* all, but **one fewer while something is recorded**, for a large step of many kernels: compiled code looks before each
+  kernel (a GPT step on two cores: 0.84 of eager's time instead of 0.94);
+* **one**, for a small step, which is done beside the recording of the next (MLP and Adam: 1.2 ms instead of 1.9).
+
+Neither the graph nor its time alone tells which is best.  The first runs give a guess, later all are tried, and the
+time between one run and the next decides.
 
 Sums are rounded differently by another number of threads.  Under ``torch.use_deterministic_algorithms(True)``, or with
 the setting ``share_cores`` off, every run has all cores.
@@ -12,6 +18,7 @@ the setting ``share_cores`` off, every run has all cores.
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import torch
@@ -23,24 +30,33 @@ SETTLING = 2  # of which so many count for nothing
 ROUNDS = 2
 FIRST = 2  # runs on all cores, which give a first guess
 LATER = 60  # runs with that guess before the trial: a program that has just started is not to be held up by one
-SHORT = 0.002  # seconds; what takes less has one core at first, which will be the answer
-LONG = 0.025  # seconds; what takes longer is left on all cores without a trial
+SHORT = 0.008  # seconds on one of the cores; what takes less in all has one core at first, which will be the answer
+FINE = 0.001  # seconds; compiled code whose kernels take less on average gives way at first
+FEW = 4  # kernels; with less there is no place to give way
+LONG = 0.025  # seconds; what takes longer is not tried on one core
 HOPELESS = 4  # times as long as on all cores, and long: a number of threads that is not tried again
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
-_GAIN = 0.96
+_GAIN = 0.92  # of the time with the guess; what gains less may be noise
 
 
 def candidates(cores: int) -> list[int]:
-    """The numbers of threads that may be best, beginning with all."""
-    if not settings.share_cores or torch.are_deterministic_algorithms_enabled():
+    """The numbers of threads that may be best, beginning with all; a negative one gives way to recording."""
+    if cores == 1 or not settings.share_cores or torch.are_deterministic_algorithms_enabled():
         return [cores]
-    return sorted({cores, max(cores - 1, 1), 1}, reverse=True)
+    return [cores, -cores, 1]
+
+
+def constant(threads: int) -> int:
+    """The number of threads for what cannot change it while it runs."""
+    return threads if threads > 0 else max(-threads - 1, 1)
 
 
 class Share:
     """The number of threads for one computation: tries the candidates in turn, then keeps the best."""
 
     __slots__ = (
+        "_guess",
+        "_kernels",
         "_least",
         "_off",
         "_phases",
@@ -56,10 +72,11 @@ class Share:
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
+        self._kernels = 0  # of the code that does the work; 0 if that does not look between them
         self._try_again()
 
     def _try_again(self) -> None:
-        self.threads = self.cores
+        self.threads = self._guess = self.cores
         self.runs = 0
         tries = candidates(self.cores)
         # The numbers of threads that are to be tried, the present one first; empty once it is decided.
@@ -67,7 +84,7 @@ class Share:
         self._warm = FIRST + LATER  # runs before the trial
         self._run = 0  # how many have begun in the present phase
         self._times: dict[int, list[float]] = {}  # from one run to the next, by threads
-        self._least = LONG  # seconds that a run took on all cores
+        self._least = math.inf  # seconds that a run took on all cores
         self._started = 0.0
         self._usual = 0.0
         self._off = 0
@@ -90,8 +107,13 @@ class Share:
         self._run += 1
         return self.threads
 
-    def end(self, seconds: float) -> None:
-        """A run has ended.  If runs take another time than they used to, other code does the work now."""
+    def end(self, seconds: float, kernels: int = 0) -> None:
+        """A run of so many kernels has ended.  Are they others, or do they take another time than they used to, then
+        other code does the work now.
+        """
+        if kernels != self._kernels:
+            self._kernels = kernels
+            self._try_again()
         if self._phases:
             if self._warm:
                 self._look(seconds)
@@ -107,27 +129,38 @@ class Share:
             self._usual += (seconds - self._usual) / 16
 
     def _look(self, seconds: float) -> None:
-        """The first runs tell whether to try, and what to begin with."""
+        """The first runs tell what to try, and what to begin with."""
         self._warm -= 1
         if self._warm >= LATER:
             self._least = min(self._least, seconds)
-        if self._warm == LATER and self._least >= LONG:
+        if self._warm != LATER:
+            return
+        short = self._least < SHORT / self.cores
+        if short or self._kernels < FEW:
+            self._without(-self.cores)
+        if self._least >= LONG:
+            self._without(1)
+        guess = 1 if short else -self.cores if self._least < FINE * self._kernels else self.cores
+        if guess in self._phases:
+            self.threads = self._guess = guess
+            self._phases.sort(key=lambda threads: threads != guess)
+
+    def _without(self, threads: int) -> None:
+        """Do not try this number; where only one is left there is nothing to try."""
+        self._phases = [n for n in self._phases if n != threads]
+        if len(set(self._phases)) <= 1:
             self._phases = []
-        elif self._warm == LATER and self._least < SHORT:
-            self._phases.reverse()
-            self.threads = self._phases[0]
 
     def _drop(self, threads: int) -> None:
         """Try this number no more."""
-        self._phases = [n for n in self._phases if n != threads]
+        self._without(threads)
         self._times.pop(threads, None)
         self._run = 0
-        if all(n == self.cores for n in self._phases):
-            self._phases = []
+        if not self._phases:
             self._decide()
 
     def _decide(self) -> None:
         usual = {n: statistics.median(times) for n, times in self._times.items()}
         best = min(usual, key=lambda n: usual[n], default=self.cores)
-        everything = usual.get(self.cores)
-        self.threads = best if everything is not None and usual[best] < everything * _GAIN else self.cores
+        guessed = usual.get(self._guess)
+        self.threads = best if guessed is None or usual[best] < guessed * _GAIN else self._guess

@@ -19,7 +19,7 @@ from lazytensor.backend import heap, openmp
 from lazytensor.backend.contract import Failure, Guard
 from lazytensor.backend.reference import Program
 from lazytensor.execute import queues
-from lazytensor.execute.cores import Share
+from lazytensor.execute.cores import Share, constant
 from lazytensor.trace.future import Future, Run
 
 log = logging.getLogger("lazytensor")
@@ -124,12 +124,12 @@ class Pipeline:
 
     def _reap(self, queue: queues.Queue) -> None:
         """Note the end of what ran without Python."""
-        for task, seconds in queue.reap():
+        for task, seconds, kernels in queue.reap():
             self.jobs += 1
             task.run.deliver()
             task.done(seconds)
             if not task.waited:
-                task.share.end(seconds)
+                task.share.end(seconds, kernels)
 
     def take_failures(self) -> list[Failure]:
         """What went wrong since this was last asked."""
@@ -150,7 +150,7 @@ class Pipeline:
             results: list[Any] | None = None
             started = time.perf_counter()
             try:
-                openmp.use(task.share.begin(started))
+                openmp.use(constant(task.share.begin(started)))
                 results = self._run(task)
             except BaseException as problem:  # even the interpreter cannot run it: the cut fails, the thread goes on
                 self._lose(task, problem)

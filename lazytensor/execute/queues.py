@@ -33,8 +33,8 @@ class Queue(Protocol):
     def drop(self, results: list[Any] | None = None) -> None:
         """The first task has run, with these results or with none that a job could take."""
 
-    def reap(self) -> list[tuple[Any, float]]:
-        """The tasks that ran without Python since this was last asked, and how many seconds each took."""
+    def reap(self) -> list[tuple[Any, float, int]]:
+        """The tasks that ran without Python since this was last asked, and how many seconds and kernels each took."""
 
     def wait_below(self, count: int) -> None:
         """Come back when there are fewer tasks than this."""
@@ -74,7 +74,7 @@ class PythonQueue:
             self._tasks.popleft()
             self._changed.notify_all()
 
-    def reap(self) -> list[tuple[Any, float]]:
+    def reap(self) -> list[tuple[Any, float, int]]:
         """Nothing runs without Python."""
         return []
 

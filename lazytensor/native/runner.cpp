@@ -51,6 +51,8 @@ struct Job {
   std::vector<at::Tensor> results;
   Work* work = nullptr;  // the queue that it is in
   int threads = 0;       // of OpenMP; 0: as many as there are
+  bool gives_way = false;  // one fewer while the program records
+  int kernels = 0;
   int recorded_on = -1;  // the core of the thread that handed it over
   double seconds = 0;
   std::atomic<bool> done = false;
@@ -136,17 +138,37 @@ struct Place {
 };
 #endif
 
-// Give the calling thread's parallel loops as many threads as the job is to have.  One that computes alone is kept off
-// the core that records; with others to wait for it runs where it can.
-void share(Place& place, const Job& job) {
-  if (job.threads == 1) {
-    place.keep_off(job.recorded_on);
+thread_local Place place;
+
+// Give the calling thread's parallel loops so many threads.  One that computes alone is kept off the core that records;
+// with others to wait for it runs where it can.
+void share(int threads, int recorded_on) {
+  if (threads == 1) {
+    place.keep_off(recorded_on);
   } else {
     place.anywhere();  // before OpenMP makes its threads, which run where the one that makes them may
   }
-  if (openmp.threads == nullptr || job.threads == 0 || openmp.threads() == job.threads) return;
-  openmp.set_threads(job.threads);
-  if (job.threads == 1) openmp.pause(1);  // the others would stand by
+  if (openmp.threads == nullptr || threads == 0) return;
+  int before = openmp.threads();
+  if (before == threads) return;
+  openmp.set_threads(threads);
+  if (threads < before) openmp.pause(1);  // the others would stand by, on a core that is needed
+}
+
+// Whether the program records now, as far as one can tell: it does not wait for a cut.
+std::atomic<bool> recording = false;
+
+thread_local Job* running = nullptr;
+
+void share(const Job& job) {
+  share(job.threads - (job.gives_way && recording ? 1 : 0), job.recorded_on);
+}
+
+// Called by compiled code before each kernel.
+void between() {
+  if (running == nullptr) return;
+  running->kernels++;
+  if (running->gives_way) share(*running);
 }
 
 // --- the queue -------------------------------------------------------------------------------------------------------
@@ -164,15 +186,16 @@ struct Work {
 
   // The next task that is for Python; runs the jobs before it.
   PyObject* take() {
-    thread_local Place place;
     Lock lock(mutex);
     while (true) {
       added.wait(lock, [&] { return !items.empty(); });
       Item& item = items.front();
       if (!item.job->ready()) break;
       lock.unlock();
-      share(place, *item.job);
-      bool succeeded = item.job->run();
+      share(*item.job);
+      running = item.job.get();
+      bool succeeded = running->run();
+      running = nullptr;
       lock.lock();
       if (!succeeded) break;
       item.job->done = true;
@@ -187,6 +210,10 @@ struct Work {
   // Wait for a condition without the interpreter's lock, but let signals through.
   template <typename Condition>
   void wait(Condition condition) {
+    recording = false;
+    struct Resume {
+      ~Resume() { recording = true; }
+    } resume;
     while (true) {
       bool is_so;
       {
@@ -208,6 +235,7 @@ class Queue {
   void put(py::object task, std::shared_ptr<Job> job) {
     job->work = work;
     job->recorded_on = this_core();
+    recording = true;
     Lock lock(work->mutex);
     work->items.push_back({task.release().ptr(), std::move(job)});
     work->added.notify_one();
@@ -242,7 +270,7 @@ class Queue {
   void wait_below(size_t count) {
     if (size() >= count) work->wait([&] { return work->items.size() < count; });
   }
-  // The tasks whose jobs have run since this was last asked, and how many seconds each took.
+  // The tasks whose jobs have run since this was last asked, and how many seconds and kernels each took.
   py::list reap() {
     std::vector<Item> found;
     {
@@ -252,7 +280,7 @@ class Queue {
     py::list tasks;
     for (Item& item : found) {
       item.job->inputs.clear();
-      tasks.append(py::make_tuple(py::reinterpret_steal<py::object>(item.task), item.job->seconds));
+      tasks.append(py::make_tuple(py::reinterpret_steal<py::object>(item.task), item.job->seconds, item.job->kernels));
     }
     return tasks;
   }
@@ -269,7 +297,8 @@ std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs
   static PyObject* const number_name = PyUnicode_InternFromString("number");
   auto job = std::make_shared<Job>();
   job->code = std::move(code);
-  job->threads = threads;
+  job->threads = std::abs(threads);
+  job->gives_way = threads < 0;
   job->inputs.reserve(data + 2);
   for (size_t i = 0; i < data; i++) {
     PyObject* input = PyList_GET_ITEM(inputs.ptr(), i);
@@ -297,6 +326,7 @@ std::shared_ptr<Code> make_code(const std::string& path, std::vector<size_t> ret
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* entry = library == nullptr ? nullptr : dlsym(library, "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_");
   if (entry == nullptr) throw std::runtime_error(path + " has no entry");
+  if (void* hook = dlsym(library, "lazytensor_between")) *reinterpret_cast<void (**)()>(hook) = &between;
   return std::make_shared<Code>(Code{reinterpret_cast<Entry>(entry), std::move(returned), std::move(replaced), std::move(copied)});
 }
 

@@ -16,6 +16,7 @@ import lazytensor as lt
 from lazytensor import native
 from lazytensor.backend import compiler
 from lazytensor.backend.inductor.load import Compiled
+from lazytensor.execute.cores import Share
 from lazytensor.execute.pipeline import pipeline
 from lazytensor.execute.queues import PythonQueue
 from lazytensor.trace.future import settled
@@ -73,6 +74,17 @@ def test_steps_run_without_python_and_their_results_are_eager_s(compiled: None) 
     ours = trained("ltc", BATCHES)
     assert pipeline.jobs - before >= 6, "all but the first ones, whose results are looked at"
     torch.testing.assert_close(ours, trained("cpu", BATCHES))
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="PyTorch has one thread")
+def test_a_step_that_gives_way_has_the_same_results(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(Share, "begin", lambda share, now: -share.cores)
+    monkeypatch.setattr(Share, "end", lambda share, seconds, kernels=0: seen.append(kernels))
+    ours = trained("ltc", BATCHES)
+    lt.wait()
+    torch.testing.assert_close(ours, trained("cpu", BATCHES))
+    assert max(seen) >= 1, "compiled code looks before each kernel"
 
 
 def test_the_python_queue_gives_the_same_bits(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:

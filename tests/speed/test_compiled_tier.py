@@ -195,3 +195,23 @@ def test_numbers_promote_in_compiled_code_as_in_eager(tmp_path: Path) -> None:
     assert found["dtypes"]
     assert found["values"]
     assert found["tiers"] == ["ready"]
+
+
+GELU = """
+import json, torch, lazytensor as lt
+lt.set_backend("inductor", wait=True)
+
+def slope(device):
+    torch.manual_seed(0)
+    x = torch.randn(64, 64).to(device).requires_grad_()
+    torch.nn.functional.gelu(torch.nn.functional.gelu(x * 2) * 2).sum().backward()
+    return x.grad.cpu()
+
+print(json.dumps({"difference": (slope("ltc") - slope("cpu")).abs().max().item()}))
+"""
+
+
+def test_a_costly_function_is_computed_once_for_forward_and_backward(tmp_path: Path) -> None:
+    assert run(tmp_path, GELU)["difference"] < 1e-5
+    (source,) = (tmp_path / "graphs").glob("*/graph.cpp")
+    assert source.read_text().count(".erf()") == 2

@@ -15,13 +15,15 @@ from lazytensor.execute import cores, cut
 from lazytensor.execute.cores import Share
 
 
-def run(share: Share, times: int, interval: Callable[[int], float], seconds: float = 0.001) -> list[int]:
+def run(
+    share: Share, times: int, interval: Callable[[int], float], seconds: float = 0.001, kernels: int = 0
+) -> list[int]:
     """Run a computation this often, the time from one run to the next depending on its threads."""
     now, used = 1.0, []
     for _ in range(times):
         threads = share.begin(now)
         used.append(threads)
-        share.end(seconds)
+        share.end(seconds, kernels)
         now += interval(threads)
     return used
 
@@ -29,7 +31,7 @@ def run(share: Share, times: int, interval: Callable[[int], float], seconds: flo
 TRIAL = cores.FIRST + cores.LATER + cores.RUNS * cores.ROUNDS * 2
 
 
-@pytest.mark.parametrize(("one", "two", "best"), [(0.0019, 0.0027, 1), (0.0027, 0.0019, 2), (0.002, 0.00201, 2)])
+@pytest.mark.parametrize(("one", "two", "best"), [(0.0019, 0.0027, 1), (0.0027, 0.0019, 2), (0.00201, 0.002, 1)])
 def test_both_are_tried_and_the_better_is_kept(one: float, two: float, best: int) -> None:
     share = Share(2)
     used = run(share, TRIAL + 50, lambda threads: one if threads == 1 else two)
@@ -46,11 +48,33 @@ def test_a_few_slow_steps_decide_nothing() -> None:
 
 def test_a_long_run_is_left_on_all_cores() -> None:
     assert set(run(Share(2), TRIAL, lambda _: 1.0, seconds=2 * cores.LONG)) == {2}
+    assert set(run(Share(2), TRIAL, lambda _: 1.0, seconds=2 * cores.LONG, kernels=cores.FEW - 1)) == {2}
 
 
-@pytest.mark.parametrize(("seconds", "threads"), [(cores.SHORT / 2, 1), (cores.SHORT * 2, 2)])
-def test_a_short_run_has_one_core_at_first(seconds: float, threads: int) -> None:
-    assert run(Share(2), cores.FIRST + 1, lambda _: 0.001, seconds)[-1] == threads
+@pytest.mark.parametrize(
+    ("seconds", "kernels", "threads"),
+    [(0.0039, 0, 1), (0.0039, 50, 1), (0.0041, 0, 2), (0.0041, 1, 2), (0.0041, 50, -2), (0.04, 50, -2), (0.06, 50, 2)],
+)
+def test_a_short_run_has_one_core_at_first_and_one_of_many_kernels_gives_way(
+    seconds: float, kernels: int, threads: int
+) -> None:
+    assert run(Share(2), cores.FIRST + 1, lambda _: 0.001, seconds, kernels)[-1] == threads
+    assert run(Share(8), cores.FIRST + 1, lambda _: 0.001, seconds / 4, kernels)[-1] == (
+        1 if threads == 1 else -8 if seconds / 4 < kernels * cores.FINE else 8
+    )
+
+
+def test_a_long_run_of_many_kernels_is_tried_with_and_without_giving_way() -> None:
+    for best in (2, -2):
+        used = run(Share(2), TRIAL + 5, lambda threads, best=best: 0.04 if threads == best else 0.05, 0.04, 100)
+        assert set(used) == {2, -2}
+        assert used[-1] == best
+
+
+def test_code_that_takes_over_is_guessed_anew() -> None:
+    share = Share(2)
+    assert run(share, TRIAL, lambda _: 0.04, 0.04)[-1] == 2
+    assert run(share, cores.FIRST + 2, lambda _: 0.04, 0.04, kernels=100)[-1] == -2
 
 
 def test_on_many_cores_a_hopeless_number_is_tried_once() -> None:
@@ -63,7 +87,7 @@ def test_on_many_cores_a_hopeless_number_is_tried_once() -> None:
         share.end(seconds)
         now += seconds
     assert used.count(1) == 1
-    assert set(used) == {64, 63, 1}
+    assert set(used) == {64, 1}
     assert used[-1] == 64
 
 
@@ -74,9 +98,10 @@ def test_other_code_is_tried_anew() -> None:
     assert run(Share(2), TRIAL, lambda threads: 0.001 / threads, seconds=0.0002)[-1] == 2
 
 
-def test_more_cores_leave_one_for_recording() -> None:
-    assert cores.candidates(8) == [8, 7, 1]
-    assert run(Share(8), 2 * TRIAL, lambda threads: {8: 0.003, 7: 0.001, 1: 0.004}[threads])[-1] == 7
+def test_what_cannot_give_way_while_it_runs_leaves_a_core_from_the_start() -> None:
+    assert cores.candidates(8) == [8, -8, 1]
+    assert cores.candidates(1) == [1]
+    assert [cores.constant(threads) for threads in (8, 1, -8, -2, -1)] == [8, 1, 7, 1, 1]
 
 
 def test_one_number_only_where_results_have_to_be_the_same_bits() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ def build(graph: Graph, numbers: list[Any], folder: Path) -> None:
         with mode:
             traced = make_fx(lowered.module, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
         _keep_strides(traced, graph, lowered)
-        with _loaded() as functions:
+        with _loaded() as functions, _computed_once():
             compiled: Any = compile_fx_inner(traced, inputs, cpp_wrapper=True)
         if compiled.constants:
             raise Unsupported("the compiled graph holds tensors of its own")
@@ -92,12 +93,19 @@ def _source(wrapper: str) -> str:
 
 
 _RELEASE = "py::gil_scoped_release_simple release;"
+_LOOK = "lazytensor_between"  # a function that the runner puts there
+_KERNEL = re.compile(r"^( +)(cpp_fused_\w+\(|AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_cpu_)", re.MULTILINE)
 
 
-def _without_lock(source: str) -> str:
-    """Let the entry function be called with the interpreter's lock, which it gives up, or by a thread without it."""
+def _adapted(source: str) -> str:
+    """Let the entry function be called with the interpreter's lock, which it gives up, or by a thread without it; and
+    let the runner look before each kernel whether a core is needed elsewhere.
+    """
+    if _RELEASE not in source:
+        return source
     held = f"std::optional<{_RELEASE.split()[0]}> release; if (PyGILState_Check()) release.emplace();"
-    return source.replace(_RELEASE, held)
+    source = _KERNEL.sub(rf"\1if ({_LOOK}) {_LOOK}();\n\1\2", source.replace(_RELEASE, held))
+    return f'extern "C" {{ void (*{_LOOK})() = nullptr; }}\n{source}'
 
 
 @contextlib.contextmanager
@@ -109,8 +117,8 @@ def _loaded() -> Iterator[list[Any]]:
     load = Cache.load_pybinding
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        parts = [_without_lock(part) if isinstance(part, str) else part for part in args]
-        kwargs = {key: _without_lock(part) if isinstance(part, str) else part for key, part in kwargs.items()}
+        parts = [_adapted(part) if isinstance(part, str) else part for part in args]
+        kwargs = {key: _adapted(part) if isinstance(part, str) else part for key, part in kwargs.items()}
         found.append(load(*parts, **kwargs))
         return found[-1]
 
@@ -119,6 +127,33 @@ def _loaded() -> Iterator[list[Any]]:
         yield found
     finally:
         del Cache.load_pybinding
+
+
+# What costs more to compute than to write down and read again.  Inductor's own list for the CPU is without these: two
+# LayerNorms with GELU, forward and backward, had the error function eight times, and took twice as long.
+_COSTLY = {"erf", "erfc", "erfinv", "expm1", "lgamma", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan", "atan2"}
+
+
+@contextlib.contextmanager
+def _computed_once() -> Iterator[None]:
+    """Within this block a value that took a costly function is kept for its other uses instead of computed for each."""
+    from torch._inductor.ir import Pointwise, StorageBox
+
+    usual = StorageBox.should_realize_on_reuse
+
+    def should_realize(self: Any, users: int, **options: Any) -> bool:
+        costly = users > 1 and isinstance(self.data, Pointwise) and not _COSTLY.isdisjoint(_functions(self.data))
+        return costly or usual(self, users, **options)
+
+    StorageBox.should_realize_on_reuse = should_realize  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        StorageBox.should_realize_on_reuse = usual  # type: ignore[method-assign]
+
+
+def _functions(value: Any) -> Any:
+    return value.inner_fn_opcount().used_ops
 
 
 def no_compiler() -> str | None:
