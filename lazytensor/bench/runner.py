@@ -73,6 +73,7 @@ class Lane:
         self.warmup: list[dict[str, Any]] = []
         self.rounds: list[dict[str, Any]] = []
         self.losses: dict[str, float] = {}
+        self.shown: list[float] = []  # a step's time over that of its computation alone
         self._buffer = b""
         self._folder = tempfile.TemporaryDirectory(prefix="lazytensor-bench-", ignore_cleanup_errors=True)
         self._process = self._start()
@@ -195,6 +196,8 @@ class Lane:
                 "step_peak_mb": max(r["peak_mb"] for r in self.rounds),
             }
             result["settle_s"], result["settle_steps"] = settling(self.warmup, result["step_s"])
+        if self.shown:
+            result["of_graph_alone"] = statistics.median(self.shown)
         return result
 
 
@@ -309,6 +312,19 @@ class Race:
                 lane.allow(TURN_BUDGET)
                 lane.round(count, wait)
             order = order[1:] + order[:1]
+
+    def hide(self, turns: int, seconds: float) -> None:
+        """Rounds as in `alternate`, each followed by as many runs of the step's computation alone: the ratio says how
+        much of recording shows.
+        """
+        for lane in self.lanes:
+            count = steps_for(lane.warmup, seconds)
+            for number in range(turns):
+                self._say(f"{lane.workload}: turn {number + 1} of {turns}, {lane.system.name} beside its graph alone")
+                lane.allow(TURN_BUDGET)
+                step, alone = lane.ask(f"round {count}"), lane.ask(f"alone {count}")
+                if step and alone and alone["alone_s"]:
+                    lane.shown.append(step["total"] / count / alone["alone_s"])
 
     def results(self) -> list[dict[str, Any]]:
         """One dict for each lane, in the order given."""

@@ -9,7 +9,8 @@ A system is started in a process of its own, and what it needs is imported only 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .workloads import Workload
@@ -36,6 +37,12 @@ class Eager:
     def busy(self) -> bool:
         """Whether work goes on beside the steps (a compilation in the background), so that speed may still change."""
         return False
+
+    def alone(self, step: Callable[[], object], runs: int) -> float | None:
+        """Seconds that the computation of a step takes by itself, nothing being recorded; the mean of so many runs.
+        None for a system that does not record.
+        """
+        return None
 
     def clear(self) -> None:
         """Forget every graph and compiled computation."""
@@ -111,6 +118,38 @@ class Ltc(Eager):
 
     def wait(self) -> None:
         self._lt.wait()
+
+    def alone(self, step: Callable[[], object], runs: int) -> float | None:
+        pipeline: Any = importlib.import_module("lazytensor.execute.pipeline").pipeline
+        now: Any = importlib.import_module("lazytensor.execute.cut").now
+        send, sent = pipeline.send, []
+
+        def noted(*cut: Any) -> Any:
+            sent.append(cut)
+            return send(*cut)
+
+        pipeline.send = noted
+        try:
+            step()
+            self.cut(wait=False)
+        finally:
+            del pipeline.send
+        self.wait()
+        if len(sent) != 1:
+            return None  # the step is several cuts
+        function, graph, inputs, previous, own_memory, _, share, _ = sent[0]
+        copies = [data.clone() if hasattr(data, "clone") else data for data in map(now, inputs)]
+
+        def run() -> None:  # as a cut for which somebody waits, which has all cores
+            send(function, graph, copies, [None] * len(previous), own_memory, lambda seconds: None, share, True)
+
+        run()
+        pipeline.drain()
+        start = time.perf_counter()
+        for _ in range(runs):
+            run()
+        pipeline.drain()
+        return (time.perf_counter() - start) / runs
 
     def collect_us(self) -> float | None:
         last = self._timing and self._timing.last_cut()

@@ -4,6 +4,7 @@ Run as a program it does `--steps` steps and ends, or with `--serve` waits for r
 
     round N        N steps, cut after each, one wait at the end (a pipeline stays full)
     round N wait   N steps, each waited for, so that recording and cut + run can be told apart
+    alone N        N runs of a step's computation by itself, without recording
     count          the ATen operations of one step (on eager)
     free           record a step, drop its result uncut, clear the caches: how long letting go takes
 
@@ -122,6 +123,8 @@ class Session:
                 return self.round(int(steps), wait=False)
             case ["round", steps, "wait"]:
                 return self.round(int(steps), wait=True)
+            case ["alone", runs]:
+                return {"alone_s": self.system.alone(self.workload.step, int(runs))}
             case ["count"]:
                 return self.count()
             case ["free"]:
