@@ -66,6 +66,11 @@ class Graph:
         return [*self.data, *self.numbers]
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of everything that is computed, views and what dies on the way included."""
+        return sum(value.spec.nbytes for node in self.nodes for value in node.outputs if value is not None)
+
+    @property
     def donatable(self) -> frozenset[int]:
         """The inputs whose memory the callable may overwrite or return: their storage gets another value in this very
         step.

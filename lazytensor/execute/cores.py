@@ -28,10 +28,11 @@ from lazytensor import settings
 RUNS = 8  # of a computation with one number of threads
 SETTLING = 2  # of which so many count for nothing
 ROUNDS = 2
-FIRST = 2  # runs on all cores, which give a first guess
+FIRST = 2  # runs, which give a first guess
 LATER = 60  # runs with that guess before the trial: a program that has just started is not to be held up by one
 SHORT = 0.008  # seconds on one of the cores; what takes less in all has one core at first, which will be the answer
 FINE = 0.001  # seconds; compiled code whose kernels take less on average gives way at first
+LARGE = 16 << 20  # bytes; what computes less has one core from the start
 FEW = 4  # kernels; with less there is no place to give way
 LONG = 0.025  # seconds; what takes longer is not tried on one core
 HOPELESS = 4  # times as long as on all cores, and long: a number of threads that is not tried again
@@ -67,24 +68,27 @@ class Share:
         "_warm",
         "cores",
         "runs",
+        "small",
         "threads",
     )
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: int, size: int = LARGE) -> None:
+        """`size`: the bytes of everything that is computed."""
         self.cores = cores
+        self.small = size < LARGE
         self._kernels = 0  # of the code that does the work; 0 if that does not look between them
         self._try_again()
 
     def _try_again(self) -> None:
-        self.threads = self._guess = self.cores
-        self.runs = 0
         tries = candidates(self.cores)
+        self.threads = self._guess = tries[-1] if self.small else self.cores
+        self.runs = 0
         # The numbers of threads that are to be tried, the present one first; empty once it is decided.
         self._phases = tries * ROUNDS if len(tries) > 1 else []
         self._warm = FIRST + LATER  # runs before the trial
         self._run = 0  # how many have begun in the present phase
         self._times: dict[int, list[float]] = {}  # from one run to the next, by threads
-        self._least = math.inf  # seconds that a run took on all cores
+        self._least = math.inf  # seconds that a run took
         self._started = 0.0
         self._usual = 0.0
         self._off = 0
@@ -129,11 +133,12 @@ class Share:
             self._usual += (seconds - self._usual) / 16
 
     def _look(self, seconds: float) -> None:
-        """The first runs tell what to try, and what to begin with."""
+        """The runs before the trial tell what to try, and what to begin with: the fastest of them counts, since the
+        first ones may be slow for reasons of their own.
+        """
         self._warm -= 1
-        if self._warm >= LATER:
-            self._least = min(self._least, seconds)
-        if self._warm != LATER:
+        self._least = min(self._least, seconds)
+        if self._warm > LATER:
             return
         short = self._least < SHORT / self.cores
         if short or self._kernels < FEW:
@@ -141,9 +146,8 @@ class Share:
         if self._least >= LONG:
             self._without(1)
         guess = 1 if short else -self.cores if self._least < FINE * self._kernels else self.cores
-        if guess in self._phases:
-            self.threads = self._guess = guess
-            self._phases.sort(key=lambda threads: threads != guess)
+        self.threads = self._guess = guess
+        self._phases.sort(key=lambda threads: threads != guess)
 
     def _without(self, threads: int) -> None:
         """Do not try this number; where only one is left there is nothing to try."""

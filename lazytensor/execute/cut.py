@@ -50,7 +50,7 @@ class Computation:
         self.data = [v.node.args[1] for v in graph.data]
         self.numbers = [n.index for n in graph.numbers]
         self.runs = 0
-        self.share = Share(openmp.all_threads())  # how many cores it has in the background
+        self.share = Share(openmp.all_threads(), graph.nbytes)  # how many cores it has in the background
         self.compile_seconds = time.perf_counter() - before
         self.info: events.Known | None = None  # what the ledgers know of it
 

@@ -64,6 +64,18 @@ def test_a_short_run_has_one_core_at_first_and_one_of_many_kernels_gives_way(
     )
 
 
+def test_what_computes_little_has_one_core_from_the_start() -> None:
+    assert set(run(Share(2, cores.LARGE - 1), 20, lambda _: 0.001)) == {1}
+    assert run(Share(2, cores.LARGE - 1), cores.FIRST + 1, lambda _: 0.001, 0.03)[-1] == 2, "unless that is slow"
+    assert run(Share(2, cores.LARGE), 1, lambda _: 0.001) == [2]
+
+
+def test_slow_first_runs_do_not_mislead_for_long() -> None:
+    share = Share(2)
+    assert run(share, cores.FIRST + 1, lambda _: 0.01, 0.01, kernels=20)[-1] == -2
+    assert run(share, 2, lambda _: 0.003, 0.001, kernels=20)[-1] == 1
+
+
 def test_a_long_run_of_many_kernels_is_tried_with_and_without_giving_way() -> None:
     for best in (2, -2):
         used = run(Share(2), TRIAL + 5, lambda threads, best=best: 0.04 if threads == best else 0.05, 0.04, 100)

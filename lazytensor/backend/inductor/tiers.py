@@ -99,7 +99,7 @@ class Tiered:
                 return self.first(*inputs)
             self.mends = [i for i, (r, v) in pairs if misplaced(r, v.spec)]
             heap.give_back()  # what the first tier and these copies have freed
-            heap.keep(sum(v.spec.nbytes for node in self.graph.nodes for v in node.outputs if v is not None))
+            heap.keep(self.graph.nbytes)
         else:
             results = compiled(*inputs)
         for number in self.mends:
