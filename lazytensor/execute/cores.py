@@ -42,9 +42,12 @@ _GAIN = 0.92  # of the time with the guess; what gains less may be noise
 
 def candidates(cores: int) -> list[int]:
     """The numbers of threads that may be best, beginning with all; a negative one gives way to recording."""
-    if cores == 1 or not settings.share_cores or torch.are_deterministic_algorithms_enabled():
-        return [cores]
-    return [cores, -cores, 1]
+    return [cores] if cores == 1 or fixed() else [cores, -cores, 1]
+
+
+def fixed() -> bool:
+    """Whether every run is to have all cores, so that sums are always rounded the same way."""
+    return not settings.share_cores or torch.are_deterministic_algorithms_enabled()
 
 
 def constant(threads: int) -> int:
@@ -95,6 +98,8 @@ class Share:
 
     def begin(self, now: float) -> int:
         """A run begins; with how many threads."""
+        if fixed():
+            return self.cores
         self.runs += 1
         if not self._phases or self._warm:
             return self.threads

@@ -117,9 +117,12 @@ def test_what_cannot_give_way_while_it_runs_leaves_a_core_from_the_start() -> No
 
 
 def test_one_number_only_where_results_have_to_be_the_same_bits() -> None:
+    share = Share(8, size=0)
+    assert share.begin(1.0) == 1
     torch.use_deterministic_algorithms(True)
     try:
         assert cores.candidates(8) == [8]
+        assert share.begin(1.0) == 8, "also for what has run before"
     finally:
         torch.use_deterministic_algorithms(False)
     with lt.settings.scope(share_cores=False):
