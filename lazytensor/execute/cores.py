@@ -35,7 +35,7 @@ FINE = 0.001  # seconds; compiled code whose kernels take less on average gives 
 LARGE = 16 << 20  # bytes; what computes less has one core from the start
 FEW = 4  # kernels; with less there is no place to give way
 LONG = 0.025  # seconds; what takes longer is not tried on one core
-HOPELESS = 4  # times as long as on all cores, and long: a number of threads that is not tried again
+HOPELESS = 4  # times as long as the fastest run, and long: a number of threads that is not tried again
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
 _GAIN = 0.92  # of the time with the guess; what gains less may be noise
 

@@ -204,14 +204,17 @@ lt.set_backend("inductor", wait=True)
 def slope(device):
     torch.manual_seed(0)
     x = torch.randn(64, 64).to(device).requires_grad_()
-    torch.nn.functional.gelu(torch.nn.functional.gelu(x * 2) * 2).sum().backward()
+    y = x
+    for _ in range(2):
+        y = y + torch.nn.functional.gelu(torch.nn.functional.layer_norm(y, (64,)))
+    y.square().mean().backward()
     return x.grad.cpu()
 
 print(json.dumps({"difference": (slope("ltc") - slope("cpu")).abs().max().item()}))
 """
 
 
-def test_a_costly_function_is_computed_once_for_forward_and_backward(tmp_path: Path) -> None:
+def test_what_a_costly_function_gave_is_kept_for_its_other_uses(tmp_path: Path) -> None:
     assert run(tmp_path, GELU)["difference"] < 1e-5
     (source,) = (tmp_path / "graphs").glob("*/graph.cpp")
-    assert source.read_text().count(".erf()") == 2
+    assert source.read_text().count(".erf()") <= 3, "five where each use computes its own"
