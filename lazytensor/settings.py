@@ -117,7 +117,7 @@ _ALL: dict[str, Setting[Any]] = {
     "keep_bytes": Setting(
         1 << 30,
         "LAZYTENSOR_KEEP_BYTES",
-        "How much freed memory the C library may keep for the next compiled step (0: what it keeps by itself).",
+        "How much memory compiled steps may keep for what each of them makes and drops again (0: none).",
     ),
     "compile_seconds": Setting(
         300, "LAZYTENSOR_COMPILE_SECONDS", "Seconds of processor time that one graph may take to compile."

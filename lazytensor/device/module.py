@@ -195,7 +195,10 @@ class DeviceModule:
 
     @staticmethod
     def empty_cache() -> None:
-        """Nothing is kept in reserve."""
+        """Give the system back the memory that compiled steps keep for the next ones."""
+        from lazytensor.backend import heap
+
+        heap.empty()
 
     # --- random numbers: drawn on the host, by the CPU's generator ----------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 ``recorder.cpp`` is the hit path of the recording kernels (:mod:`lazytensor.device.recorder`), ``runner.cpp`` the thread
 that runs compiled steps (:mod:`lazytensor.execute.queues`).  Both do what Python does otherwise, on the same objects.
+``arena.cpp`` gives the steps that ``runner.cpp`` runs memory for what they make and drop again.
 
 They are one extension, built once for each torch and Python, by the process that compiles graphs
 (:mod:`lazytensor.backend.inductor`), by ``lazytensor cache build``, or by :mod:`lazytensor.native.build`, and kept with
@@ -23,7 +24,8 @@ from lazytensor import settings
 from lazytensor.backend import compiler, diskcache
 
 log = logging.getLogger("lazytensor")
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp", "arena.cpp"))
+_HEADERS = (Path(__file__).with_name("arena.h"),)
 LIBRARY = "native.so"
 
 
@@ -31,7 +33,7 @@ LIBRARY = "native.so"
 def key() -> str:
     """The name of its entry in the cache: the sources, and what they are compiled for."""
     versions = (torch.__version__, sys.version, platform.machine())
-    return diskcache.key_of("native", *[source.read_text(encoding="utf-8") for source in SOURCES], *versions)
+    return diskcache.key_of("native", *[file.read_text(encoding="utf-8") for file in (*SOURCES, *_HEADERS)], *versions)
 
 
 @functools.cache

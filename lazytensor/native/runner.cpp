@@ -19,6 +19,8 @@
 #include <torch/csrc/inductor/aoti_torch/tensor_converter.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "arena.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -32,6 +34,7 @@ struct Code {
   std::vector<size_t> returned;
   std::vector<std::pair<size_t, size_t>> replaced;
   std::vector<size_t> copied;
+  arena::Plan plan;
 };
 
 struct Job;
@@ -64,12 +67,19 @@ struct Job {
 
   // Whether it succeeded; if not, Python will find out why.
   bool run() {
+    bool succeeded = true;
+    code->plan.begin();
     try {
       compute();
-      return true;
     } catch (const std::exception&) {
-      return false;
+      succeeded = false;
     }
+    code->plan.end(succeeded);
+    // What was to be dropped became a result: that happens where a run makes other memory than the one that was watched.
+    for (at::Tensor& result : results) {
+      if (arena::holds(result.storage().data())) result = result.clone();
+    }
+    return succeeded;
   }
 
  private:
@@ -327,7 +337,8 @@ std::shared_ptr<Code> make_code(const std::string& path, std::vector<size_t> ret
   void* entry = library == nullptr ? nullptr : dlsym(library, "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_");
   if (entry == nullptr) throw std::runtime_error(path + " has no entry");
   if (void* hook = dlsym(library, "lazytensor_between")) *reinterpret_cast<void (**)()>(hook) = &between;
-  return std::make_shared<Code>(Code{reinterpret_cast<Entry>(entry), std::move(returned), std::move(replaced), std::move(copied)});
+  return std::make_shared<Code>(
+      Code{reinterpret_cast<Entry>(entry), std::move(returned), std::move(replaced), std::move(copied), {}});
 }
 
 }  // namespace
@@ -350,6 +361,14 @@ void add_runner(PyObject* to) {
       .def("wait_below", &Queue::wait_below)
       .def("reap", &Queue::reap)
       .def("__len__", &Queue::size);
+  py::class_<arena::Plan>(module, "Plan", "Where the temporaries of one graph lie.")
+      .def(py::init())
+      .def("begin", &arena::Plan::begin)
+      .def("end", &arena::Plan::end)
+      .def("bytes", &arena::Plan::bytes);
+  module.def("open_arena", &arena::open, "Let runs have memory of their own, up to so many bytes.");
+  module.def("empty_arena", &arena::empty, "Give that memory back to the system, unless a run has it.");
+  module.def("arena_holds", [](size_t address) { return arena::holds(reinterpret_cast<void*>(address)); });
   module.def("use_openmp", [](size_t set_threads, size_t threads, size_t pause) {
     openmp.set_threads = reinterpret_cast<void (*)(int)>(set_threads);
     openmp.threads = reinterpret_cast<int (*)()>(threads);

@@ -297,7 +297,11 @@ def infer_mutation(
         return known, True
     if len(inferred_mutations) > 100_000:
         inferred_mutations.clear()
-    if question is not None and not outs and probe.accepts(mutation, args, _shielded):
+    if (
+        question is not None
+        and not outs
+        and any(quick.accepts(mutation, args, _shielded) for quick in (probe, extents))
+    ):
         known = inferred_mutations[question] = [_specs(w) for w in written]
         return known, True
     stand = _Apart("meta")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 from io import StringIO
 
@@ -56,8 +57,8 @@ def test_a_step_is_compared_with_its_computation_alone() -> None:
     assert [lane.error for lane in race.lanes] == [None] * 3
     assert eager.shown == reads.shown == [], "eager records nothing, and a step that reads values is many cuts"
     assert len(ours.shown) == 2
-    assert min(ours.shown) > 0.2
-    assert race.results()[1]["of_graph_alone"] > 0.2
+    # How large they are depends on when TorchScript takes its time for the first runs.
+    assert race.results()[1]["of_graph_alone"] == statistics.median(ours.shown) > 0
 
 
 def test_ops_of_a_step_are_counted() -> None:

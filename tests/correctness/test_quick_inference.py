@@ -87,6 +87,12 @@ def test_results_look_as_eagers_do(name: str) -> None:
         lambda d: torch.topk(torch.ones(300, device=d), 400),
         lambda d: torch.gather(torch.ones(30, 20, device=d), 0, torch.zeros(5, 21, dtype=torch.int64, device=d)),
         lambda d: torch.ops.aten.select_backward(torch.ones(9, device=d), [30, 9], 0, 31),
+        lambda d: torch.ops.aten.select_backward(torch.ones(9, device=d), [8, 9], 0, 9),
+        lambda d: torch.ops.aten.select_backward(torch.ones(9, device=d), [2, 9], 0, -3),
+        lambda d: torch.nn.functional.batch_norm(
+            torch.ones(4, 6, 8, 8, device=d), torch.zeros(5, device=d), torch.ones(5, device=d), training=True
+        ),
+        lambda d: torch.ones(3, 4, device=d).t().add_(torch.ones(4, device=d)),
     ],
 )
 def test_errors_are_eagers(program: Callable[[str], Any]) -> None:
@@ -130,3 +136,32 @@ def test_the_usual_layers_ask_no_meta_kernel(monkeypatch: pytest.MonkeyPatch) ->
     torch.nn.functional.cross_entropy(model(x), y).backward()
     assert len(answered) > 10
     assert all(answered)
+
+
+def test_batch_norm_and_its_statistics_ask_no_meta_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = torch.nn.BatchNorm2d(47).to("ltc")
+    x = torch.ones(11, 47, 8, 8).to("ltc").requires_grad_()
+    given = torch.ones(11, 47, 8, 8).to("ltc")
+    lt.sync()
+    accepted: list[bool] = []
+    accepts = extents.accepts
+    monkeypatch.setattr(extents, "accepts", lambda *args: accepted.append(accepts(*args)) or accepted[-1])
+    answered = answers_of(extents, monkeypatch)
+    norm(x).backward(given)
+    assert accepted == [True]
+    assert answered[-2:] == [True, True], "forward and backward"
+    assert norm.running_mean is not None
+    assert norm.running_mean.cpu().allclose(torch.full((47,), 0.1))
+
+
+def test_a_layer_of_another_width_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    def linear(rows: int, before: int, after: int) -> tuple[int, ...]:
+        return tuple(
+            torch.addmm(*[torch.ones(*n, device="ltc") for n in ((after,), (rows, before), (before, after))]).shape
+        )
+
+    assert linear(2, 53, 59) == (2, 59)
+    monkeypatch.setattr(extents, "_small_calls", None)
+    assert linear(3, 61, 67) == (3, 67)
+    with pytest.raises(TypeError, match="not callable"):
+        linear(71, 67, 61)  # other relations between the extents

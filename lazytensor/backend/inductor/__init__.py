@@ -45,10 +45,9 @@ class AutoBackend(Backend):
 
     def compile(self, graph: Graph) -> Callable[..., list[Any]]:
         """A callable that starts on the first tier."""
-        first = self.first.compile(graph)
         if self.missing:
-            return first
-        tiered = Tiered(graph, first, self.wait, self._after)
+            return self.first.compile(graph)
+        tiered = Tiered(graph, self.first.compile, self.wait, self._after)
         self.graphs.append(tiered)
         return tiered
 

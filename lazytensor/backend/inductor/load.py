@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lazytensor import native
+from lazytensor import native, settings
 from lazytensor.backend import compiler
 
 _KINDS: dict[str, Callable[[str], Any]] = {
@@ -71,6 +71,7 @@ class Compiled:
         code = self._codes.get(copied)
         if code is None:
             replaced = list(self.replaces.items())
+            native.extension().open_arena(settings.keep_bytes)
             code = self._codes[copied] = native.extension().Code(self.path, self.returned, replaced, list(copied))
         return native.extension().Job.of(code, inputs, self.data_count, floats, ints, threads())
 

@@ -31,6 +31,7 @@ from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.backend.inductor.service import encode, service
 
 log = logging.getLogger("lazytensor")
+Runs = Callable[..., list[Any]]
 COLD, SENT, READY, STAYS = "cold", "sent", "ready", "stays"
 _MOST_VARIANTS = 3  # how often a graph is compiled again for another value of a constant
 
@@ -43,9 +44,10 @@ _PATIENCE = 0.5
 class Tiered:
     """One graph on its way from the first tier to compiled code."""
 
-    def __init__(self, graph: Graph, first: Callable[..., list[Any]], wait: bool, after: int) -> None:
+    def __init__(self, graph: Graph, compile_first: Callable[[Graph], Runs], wait: bool, after: int) -> None:
         self.graph = graph
-        self.first = first
+        self.compile_first = compile_first
+        self._first: Runs | None = None  # only while it is needed: the code of a GPT step takes 4 MB
         self.wait = wait
         self.after = after  # how many runs on the first tier before the graph is sent to be compiled
         self.state = COLD
@@ -77,7 +79,13 @@ class Tiered:
             compiled = self.compiled  # from the disk cache at once, from the compiler only if that was waited for
             if compiled is not None and compiled.accepts(inputs):
                 return self._run(compiled, inputs)
-        return self.first(*inputs)
+        return self.first(inputs)
+
+    def first(self, inputs: tuple[Any, ...]) -> list[Any]:
+        """Run the graph on the first tier."""
+        if self._first is None:
+            self._first = self.compile_first(self.graph)
+        return self._first(*inputs)
 
     def ready(self, inputs: Sequence[Any]) -> tuple[Compiled, list[int]] | None:
         """The compiled code that would run on these inputs, if it is ready, and which of its results need a copy."""
@@ -96,10 +104,10 @@ class Tiered:
             if faults:
                 self.compiled = None
                 self._stay(f"{faults[0]} by the graph")
-                return self.first(*inputs)
+                return self.first(inputs)
             self.mends = [i for i, (r, v) in pairs if misplaced(r, v.spec)]
+            self._first = None
             heap.give_back()  # what the first tier and these copies have freed
-            heap.keep(self.graph.nbytes)
         else:
             results = compiled(*inputs)
         for number in self.mends:
