@@ -1,8 +1,10 @@
 """Every workload on every system, from the first step to steady speed: `lazytensor bench models`.
 
 torch.compile compiles the model and the optimizer's step. A lane has a time budget for warming up: what is still busy
-with one step at its end is cut off and shown as such. Every lane starts with empty caches on disk; afterwards `auto` is
-started once more with the caches it left, to show how fast a restarted program is at full speed.
+with one step at its end is cut off and shown as such; where only a compiler works beside the steps, nothing is run
+until it has ended, at most as long again, so that steady figures are those of compiled code. Every lane starts with
+empty caches on disk; afterwards `auto` is started once more with the caches it left, to show how fast a restarted
+program is at full speed.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def measure(
         kept = dataclasses.replace(AUTO, environment=runner.fresh_caches(Path(caches)))
         systems = [kept if system is AUTO else system for system in SYSTEMS]
         with runner.Race([(system, workload) for system in systems], say, deadline) as race:
-            race.warm(seconds=0.5 if quick else 2.0, budget=budget)
+            race.warm(seconds=0.5 if quick else 2.0, budget=budget, rest=not quick)
             race.alternate(turns=5 if quick else 15, seconds=0.1 if quick else 0.4)
         lanes = race.results()
         for lane in lanes:

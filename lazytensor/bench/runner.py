@@ -288,19 +288,26 @@ class Race:
         for lane in self.lanes:
             lane.close()
 
-    def warm(self, seconds: float, budget: float, wait: bool = False) -> None:
+    def warm(self, seconds: float, budget: float, wait: bool = False, rest: bool = False) -> None:
         """Each lane alone: the first step, then rounds for at least `seconds` and until its speed has settled.
 
-        A lane still at it when `budget` ends goes on to its turns as it is; one that is in the middle of a step then is
-        cut off, and says so.
+        A lane still at it when `budget` ends goes on to its turns as it is, or with `rest` takes no step for as long
+        again while its compiler works, which would disturb all lanes' turns; one that is in the middle of a step then
+        is cut off, and says so.
         """
         for lane in self.lanes:
             self._say(f"{lane.workload}: warming up {lane.system.name}")
             lane.allow(max(1.0, min(budget, self._deadline - time.monotonic())))
             last = lane.round(1, wait=True)
-            while last is not None and lane.left() > seconds / 5 and not settled(lane.rounds, seconds):
+            while last is not None and lane.left() > seconds and not settled(lane.rounds, seconds):
                 last = lane.round(steps_for(lane.rounds, seconds / 5), wait)
             lane.warmup, lane.rounds = lane.rounds, []
+            if rest and last is not None and last["busy"]:
+                self._say(f"{lane.workload}: the compiler of {lane.system.name} is still at work")
+                lane.allow(budget + TURN_BUDGET)
+                lane.ask(f"rest {budget}")
+                for _ in range(5):  # takes the compiled code into use
+                    lane.ask(f"round {steps_for(lane.warmup, seconds / 5)}")
 
     def alternate(self, turns: int, seconds: float, wait: bool = False) -> None:
         """`turns` rounds of about `seconds` for each lane; who goes first changes from turn to turn."""

@@ -87,6 +87,13 @@ class Session:
             "busy": system.busy(),
         }
 
+    def rest(self, seconds: float) -> dict[str, Any]:
+        """Take no step until what goes on beside the steps has ended, or for so long."""
+        start = time.perf_counter()
+        while self.system.busy() and time.perf_counter() - start < seconds:
+            time.sleep(0.1)
+        return {"rested_s": time.perf_counter() - start, "busy": self.system.busy()}
+
     def count(self) -> dict[str, Any]:
         """Every ATen call a step makes, as a dispatch mode sees them: after autograd, before the device's kernels."""
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,6 +132,8 @@ class Session:
                 return self.round(int(steps), wait=True)
             case ["alone", runs]:
                 return {"alone_s": self.system.alone(self.workload.step, int(runs))}
+            case ["rest", seconds]:
+                return self.rest(float(seconds))
             case ["count"]:
                 return self.count()
             case ["free"]:

@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -88,6 +89,25 @@ def test_a_lane_over_its_budget_is_cut_off() -> None:
         assert lane.round(1_000_000) is None
         assert lane.error == "cut off after 0 s"
         assert lane.round(1) is None
+
+
+def test_a_lane_whose_compiler_works_when_its_time_is_over_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    ask = runner.Lane.ask
+
+    def noted(lane: runner.Lane, request: str) -> dict[str, Any] | None:
+        answer = ask(lane, request)
+        asked.append(request.split()[0])
+        return answer if answer is None or asked[-1] == "rest" else answer | {"busy": True}
+
+    monkeypatch.setattr(runner.Lane, "ask", noted)
+    with runner.Race([(EAGER, "chain_100")]) as race:
+        race.warm(seconds=1.0, budget=3.0, rest=True)
+        (lane,) = race.lanes
+        assert lane.error is None
+        assert asked[-6:] == ["rest", *["round"] * 5]
+        assert len(lane.warmup) == asked.index("rest"), "steps that follow the rest say nothing of the time to settle"
+        assert lane.rounds == []
 
 
 def test_a_worker_that_dies_says_how() -> None:
