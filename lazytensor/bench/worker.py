@@ -92,7 +92,7 @@ class Session:
         start = time.perf_counter()
         while self.system.busy() and time.perf_counter() - start < seconds:
             time.sleep(0.1)
-        return {"rested_s": time.perf_counter() - start, "busy": self.system.busy()}
+        return {"rested_s": time.perf_counter() - start}
 
     def count(self) -> dict[str, Any]:
         """Every ATen call a step makes, as a dispatch mode sees them: after autograd, before the device's kernels."""

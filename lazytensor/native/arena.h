@@ -18,7 +18,7 @@ class Plan {
     bool outlives() const { return dropped == 0; }
   };
 
-  // Begin a run in the calling thread, and end it.  A run that begins while another has the arena goes without.
+  // Begin a run in the calling thread, and end it; to end one that has ended does nothing.  A run that begins while another has the arena goes without.
   void begin();
   void end(bool completed);
 

@@ -67,19 +67,19 @@ struct Job {
 
   // Whether it succeeded; if not, Python will find out why.
   bool run() {
-    bool succeeded = true;
     code->plan.begin();
     try {
       compute();
+      code->plan.end(true);
+      // What was to be dropped became a result: so where a run makes other memory than the one that was watched.
+      for (at::Tensor& result : results) {
+        if (arena::holds(result.storage().data())) result = result.clone();
+      }
+      return true;
     } catch (const std::exception&) {
-      succeeded = false;
+      code->plan.end(false);
+      return false;
     }
-    code->plan.end(succeeded);
-    // What was to be dropped became a result: that happens where a run makes other memory than the one that was watched.
-    for (at::Tensor& result : results) {
-      if (arena::holds(result.storage().data())) result = result.clone();
-    }
-    return succeeded;
   }
 
  private:

@@ -160,6 +160,7 @@ def test_a_layer_of_another_width_is_not_asked_about(monkeypatch: pytest.MonkeyP
             torch.addmm(*[torch.ones(*n, device="ltc") for n in ((after,), (rows, before), (before, after))]).shape
         )
 
+    monkeypatch.setattr(extents, "_answers", {})  # what other tests have asked
     assert linear(2, 53, 59) == (2, 59)
     monkeypatch.setattr(extents, "_small_calls", None)
     assert linear(3, 61, 67) == (3, 67)

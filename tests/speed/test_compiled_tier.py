@@ -45,6 +45,7 @@ print(json.dumps({
     "losses": max(abs(a - b) for a, b in zip(ours[0], theirs[0])),
     "parameters": max((a - b).abs().max().item() for a, b in zip(ours[1], theirs[1])),
     "tiers": tiers,
+    "first_tiers": sum(t._first is not None for t in lt.current_backend().graphs),
     "compiler_started": service._process is not None,
 }))
 """
@@ -92,6 +93,11 @@ def test_a_restarted_program_starts_compiled_and_starts_no_compiler(trained: tup
     assert not again["compiler_started"]
     assert [t[:2] for t in again["tiers"]] == [["ready", "inductor"]] * len(first["tiers"])
     assert again["losses"] == first["losses"]
+
+
+def test_no_code_of_the_first_tier_is_kept_beside_compiled_code(trained: tuple[Path, dict]) -> None:
+    cache, found = trained
+    assert found["first_tiers"] == run(cache)["first_tiers"] == 0
 
 
 def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(
