@@ -108,6 +108,11 @@ _ALL: dict[str, Setting[Any]] = {
         "LAZYTENSOR_RUN_IN_BACKGROUND",
         "Let a cut run while the next step is recorded, where the backend allows it.",
     ),
+    "run_ahead": Setting(
+        True,
+        "LAZYTENSOR_RUN_AHEAD",
+        "Run the ops of a step that was never seen as they are recorded, where the backend allows it.",
+    ),
     "max_in_flight": Setting(2, "LAZYTENSOR_MAX_IN_FLIGHT", "How many cuts may run or wait to run in the background."),
     "share_cores": Setting(
         True,

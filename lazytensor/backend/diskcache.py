@@ -9,6 +9,7 @@ Folders and files are the owner's alone.  The cache is bounded in bytes; the lea
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -94,8 +95,28 @@ def store(key: str, folder: Path, about: dict[str, Any]) -> Path:
     except OSError:
         if not target.exists():
             raise
+    if about.get("file"):
+        with contextlib.suppress(OSError):
+            _mark_of(about["file"]).touch(0o600)
     prune(settings.disk_cache_bytes)
     return target
+
+
+def _mark_of(file: str) -> Path:
+    """An empty file that says: a graph that begins in this source file was stored."""
+    folder = settings.cache_directory() / "begun"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / key_of(file)
+
+
+def compiled_before(file: str) -> bool:
+    """Whether graphs that begin in this source file were stored before this was first asked: the program runs again."""
+    return _was_there(settings.cache_directory() / "begun" / key_of(file))
+
+
+@functools.cache
+def _was_there(path: Path) -> bool:
+    return path.exists()
 
 
 def _fingerprint(path: Path) -> list[Any]:

@@ -41,6 +41,7 @@ class Backend(ABC):
     version = ""
     own_memory = False  # whether it takes and returns BackendData; if not, plain CPU tensors
     asynchronous = False  # whether cuts run on lazytensor's worker thread while the next step is recorded
+    runs_ahead = False  # whether a step that was never seen may be run on the CPU as it is recorded, instead of by it
     keeps_computations = True  # whether what it compiled can still run after close() and prepare()
     device_types: tuple[str, ...] = ("cpu",)  # the kinds of hardware it can use
     computation_class: type[Computation] = Computation
@@ -209,6 +210,9 @@ class Backend(ABC):
         """Run a compiled computation (``ExecuteComputation``); may be called on lazytensor's worker thread."""
         assert computation.callable is not None
         return computation.callable(*arguments)
+
+    def ran_ahead(self, computation: Computation) -> None:  # noqa: B027
+        """A computation's first step was run as it was recorded, and not by it (see ``runs_ahead``)."""
 
     def supports(self, node: Node) -> bool:
         """Whether ``compile`` can take this node.

@@ -121,7 +121,7 @@ class Ltc(Eager):
 
     def alone(self, step: Callable[[], object], runs: int) -> float | None:
         pipeline: Any = importlib.import_module("lazytensor.execute.pipeline").pipeline
-        now: Any = importlib.import_module("lazytensor.execute.cut").now
+        cutting: Any = importlib.import_module("lazytensor.execute.cut")
         send, sent = pipeline.send, []
 
         def noted(*cut: Any) -> Any:
@@ -129,16 +129,17 @@ class Ltc(Eager):
             return send(*cut)
 
         pipeline.send = noted
+        cuts = cutting.hits + cutting.misses
         try:
             step()
             self.cut(wait=False)
         finally:
             del pipeline.send
         self.wait()
-        if len(sent) != 1:
+        if len(sent) != 1 or cutting.hits + cutting.misses != cuts + 1:
             return None  # the step is several cuts
         function, graph, inputs, previous, own_memory, _, share, _ = sent[0]
-        copies = [data.clone() if hasattr(data, "clone") else data for data in map(now, inputs)]
+        copies = [data.clone() if hasattr(data, "clone") else data for data in map(cutting.now, inputs)]
 
         def run() -> None:  # as a cut for which somebody waits, which has all cores
             send(function, graph, copies, [None] * len(previous), own_memory, lambda seconds: None, share, True)

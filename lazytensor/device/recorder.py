@@ -15,7 +15,8 @@ from typing import Any
 
 from lazytensor import native
 from lazytensor.codegen.runtime import replacing
-from lazytensor.trace import ir, storage
+from lazytensor.execute import ahead, budget
+from lazytensor.trace import ir, record, storage
 
 module: Any = None  # the extension, once it is installed
 
@@ -37,8 +38,12 @@ def install(kernels: ModuleType) -> bool:
     with replacing():
         for name, (kind, table) in kernels.hits.items():
             stem, _, overload = name.partition(".")
-            found.install("aten::" + stem, overload, kind, table)
+            own = record.ops.get("aten::" + name)
+            found.install(
+                "aten::" + stem, overload, kind, own if own is not None and own.table is table else None, table
+            )
     found.enable(True)
+    ahead.switched = found.run_ahead
     module = found
     return True
 
@@ -55,6 +60,13 @@ def _parts() -> dict[str, Any]:
         "data_leaves": ir._data_leaves,
         "specs": ir._specs,
         "aliased": storage._aliased,
+        "number_leaf": ir.number_leaf,
+        "Node": ir.Node,
+        "spec": ir.spec,
+        "young": ahead._young,
+        "old": ahead._old,
+        "born": ahead.born,
+        "check_budget": budget.check,
     }
 
 

@@ -28,6 +28,8 @@ class _Since:
     bytes = 0
 
 
+_most_pending = settings._ALL["max_pending"]
+_most_bytes = settings._ALL["max_pending_bytes"]
 _said = False
 
 
@@ -36,14 +38,18 @@ def check(entry: Any) -> None:
     cuts = cutting.hits + cutting.misses
     if cuts != _Since.cuts:
         _Since.cuts, _Since.nodes, _Since.bytes = cuts, ir.nodes_made(), 0
-    depth = 0
-    for part in (entry,) if entry.__class__ is Value else ir.values_in(_parts(entry)):
-        depth = part.node.depth
-        _Since.bytes += part.spec.nbytes
+    if entry.__class__ is Value:
+        depth = entry.node.depth
+        _Since.bytes += entry.spec.nbytes
+    else:
+        depth = 0
+        for part in ir.values_in(_parts(entry)):
+            depth = part.node.depth
+            _Since.bytes += part.spec.nbytes
     pending = max(depth, ir.nodes_made() - _Since.nodes)
-    if pending > settings.max_pending:
+    if pending > _most_pending.value:
         _cut(f"{pending:,} operations are pending (max_pending is {settings.max_pending:,})")
-    elif _Since.bytes > settings.max_pending_bytes:
+    elif _Since.bytes > _most_bytes.value:
         _Since.bytes = sum(s.value.spec.nbytes for s in cutting.pending() if s.value is not None)
         if _Since.bytes > settings.max_pending_bytes:
             _cut(f"pending results need {_Since.bytes:,} bytes (max_pending_bytes is {settings.max_pending_bytes:,})")

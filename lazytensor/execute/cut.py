@@ -18,6 +18,7 @@ from lazytensor.backend import memory, openmp, passes, registry
 from lazytensor.backend.contract import Failure, Guard
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
+from lazytensor.execute import ahead
 from lazytensor.execute.cores import Share
 from lazytensor.execute.pipeline import pipeline
 from lazytensor.inspect import events
@@ -104,7 +105,7 @@ def cut(cause: str = "sync", wait: bool = False) -> None:
 
 
 def _run_pending(cause: str, wait: bool) -> None:
-    global hits, misses, last
+    global hits, misses
     report_failures()
     started = time.perf_counter()
     storage.sweep()
@@ -149,6 +150,13 @@ def _run_pending(cause: str, wait: bool) -> None:
         hits += 1
         if len(computations) > settings.cache_size // 2:  # order matters only when something may have to go
             computations[key] = computations.pop(key)
+    ready = ahead.results(values) if ahead.on and events.take_over is None else None
+    if ready is not None:
+        timing.collect = time.perf_counter() - started - timing.compile
+        timing.execute = ahead.seconds
+        backend.ran_ahead(computation.compiled)
+        _finish(cause, computation, ready, states, views, hit, started, timing)
+        return
     leaf_data, numbers = storage.leaf_data, storage.numbers
     inputs = [leaf_data[i] for i in computation.data] if not memory.in_use else memory.fit(backend, computation.data)
     inputs += [numbers[i] for i in computation.numbers]
@@ -174,12 +182,27 @@ def _run_pending(cause: str, wait: bool) -> None:
         events.on_cut(cause, computation, hit, started, timing, error)
         raise
     timing.execute = time.perf_counter() - before
+    _finish(cause, computation, results, states, views, hit, started, timing)
+
+
+def _finish(
+    cause: str,
+    computation: Computation,
+    results: list[Any],
+    states: list[State],
+    views: list[ViewState],
+    hit: bool,
+    started: float,
+    timing: CutTiming,
+) -> None:
+    """Let the states have their results, and begin the next trace."""
+    global last
     computation.runs += 1
     before = time.perf_counter()
     failures = _install(states, results)
     _forget(views)
     timing.install = time.perf_counter() - before
-    timing.outputs = len(values)
+    timing.outputs = len(results)
     last = timing
     events.on_cut(cause, computation, hit, started, timing, failures[0].error if failures else None)
     if timing.compile:
@@ -345,6 +368,8 @@ def _forget(views: list[ViewState]) -> None:
     storage.leaf_data.clear()
     storage.leaf_states.clear()
     storage.effects.clear()
+    if ahead.on is not None:
+        ahead.begin()
 
 
 def _raise(failures: list[Failure]) -> None:

@@ -5,8 +5,12 @@
 // been there.  So it holds no policy: only how to bring arguments into canonical form, look the key up, and make the
 // result, for the kinds of arguments and results that schemas have.  lazytensor/device/recorder.py installs it.
 //
+// The one miss that it takes is that of an op in a step that is run as it is recorded (lazytensor/execute/ahead.py): it
+// runs the op on the data of its arguments, and lets Python make the node from what came out.
+//
 // Everything here runs under the interpreter's lock.  Objects that live as long as the process are never released.
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Device.h>
@@ -56,17 +60,19 @@ struct Leave {};
 struct {
   PyTypeObject *State, *ViewedState, *ViewState, *Value;
   PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
-  PyObject *sweep, *make, *make_view, *write, *value_of_state, *aliased;  // functions for the rarer cases
+  PyObject *sweep, *make, *make_view, *write, *value_of_state, *aliased, *number_leaf;  // functions for the rarer cases
+  PyObject *young, *old, *born, *spec, *check_budget;  // of what is run ahead
   Py_ssize_t most_fresh;
   // where the slots are
   Py_ssize_t state_value, state_base, state_parent, state_proto, state_spec, state_views, state_data, state_number, state_error;
-  Py_ssize_t value_leaf, value_plain, value_size, value_dtype, value_spec;
+  Py_ssize_t value_leaf, value_plain, value_size, value_dtype, value_spec, value_node, node_args;
   Py_ssize_t spec_stride, spec_offset, spec_bits, spec_device;
 } model;
 
 PyObject *lt_name, *class_name;
 c10::Allocator* allocator;
 bool enabled = false;
+bool ahead = false;  // whether new ops are run as they are recorded
 
 PyObject*& slot(PyObject* object, Py_ssize_t offset) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
@@ -128,6 +134,15 @@ Ref tuple(c10::IntArrayRef numbers) {
   return made;
 }
 
+// What a tensor looks like, as the key of its Spec.
+Ref geometry(const at::Tensor& tensor, int device) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  Ref size = tuple(impl->sizes()), stride = tuple(impl->strides()), offset(ok(PyLong_FromLongLong(impl->storage_offset())));
+  Ref index(ok(PyLong_FromLong(device))), bits(ok(PyLong_FromLong(tensor.is_conj() + 2 * tensor.is_neg())));
+  auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+  return Ref(ok(PyTuple_Pack(6, size.p, stride.p, offset.p, dtype, index.p, bits.p)));
+}
+
 // The state that a tensor looks at; as storage.state_of.
 PyObject* state_of(const at::Tensor& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -138,11 +153,7 @@ PyObject* state_of(const at::Tensor& tensor) {
   if (!impl->has_storage() || !impl->unsafe_storage()) throw Leave();
   PyObject* base = tied(impl->unsafe_storage().unsafeGetStorageImpl()->pyobj_slot()->load_pyobj());
   if (base == nullptr || Py_TYPE(base) == model.ViewState || tensor.is_conj() || tensor.is_neg()) throw Leave();
-  Ref size = tuple(impl->sizes()), stride = tuple(impl->strides()), offset(ok(PyLong_FromLongLong(impl->storage_offset())));
-  Ref device(ok(PyLong_FromLong(tensor.device().index()))), bits(ok(PyLong_FromLong(0)));
-  auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
-  Ref geometry(ok(PyTuple_Pack(6, size.p, stride.p, offset.p, dtype, device.p, bits.p)));
-  PyObject* spec = PyDict_GetItem(model.specs, geometry.p);
+  PyObject* spec = PyDict_GetItem(model.specs, geometry(tensor, tensor.device().index()).p);
   if (spec == nullptr) throw Leave();
   Ref state(spec == whole(base) ? Py_NewRef(base) : ok(PyObject_CallFunctionObjArgs(model.aliased, base, spec, nullptr)));
   if (shell != nullptr || state.p != base) {  // a view is held by the tensors that look at it, and by nothing else
@@ -180,9 +191,10 @@ Ref value_of(PyObject* state) {
 Ref lift(Ref number) {
   PyObject* row = PyDict_GetItem(model.rows, reinterpret_cast<PyObject*>(Py_TYPE(number.p)));
   Py_ssize_t index = PyList_GET_SIZE(model.numbers);
-  if (row == nullptr || index >= PyList_GET_SIZE(row)) throw Leave();
+  if (row == nullptr) throw Leave();
   ok(PyList_Append(model.numbers, number.p));
-  return Ref(Py_NewRef(PyList_GET_ITEM(row, index)));
+  if (index < PyList_GET_SIZE(row)) return Ref(Py_NewRef(PyList_GET_ITEM(row, index)));
+  return Ref(ok(PyObject_CallFunction(model.number_leaf, "nO", index, Py_TYPE(number.p))));
 }
 
 Ref number(const c10::IValue& value) {
@@ -397,15 +409,74 @@ void write(const at::Tensor& tensor, PyObject* state, PyObject* value) {
   Ref(ok(PyObject_CallFunctionObjArgs(model.write, shell.p, value, nullptr)));
 }
 
+// --- ops that are run as they are recorded ---------------------------------------------------------------------------
+
+// The data of a value, if it is there; as execute.ahead._data.
+const at::Tensor& data_of(PyObject* value) {
+  if (Py_TYPE(value) != model.Value || PyLong_AsLong(slot(slot(value, model.value_spec), model.spec_device)) != 0) throw Leave();
+  PyObject* found = PyDict_GetItem(model.young, value);
+  if (found == nullptr) found = PyDict_GetItem(model.old, value);
+  if (found == nullptr && slot(value, model.value_leaf) == Py_True) {
+    PyObject* number = PyTuple_GET_ITEM(slot(slot(value, model.value_node), model.node_args), 1);
+    found = PyList_GET_ITEM(model.leaf_data, PyLong_AsSsize_t(number));
+  }
+  if (found == nullptr || !THPVariable_Check(found)) throw Leave();
+  return THPVariable_Unpack(found);
+}
+
+// A tensor argument as the CPU takes it; `canonical` is what it was recorded as.
+at::Tensor on_cpu(const at::Tensor& tensor, PyObject* canonical) {
+  return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() ? data_of(canonical) : tensor;
+}
+
+c10::IValue on_cpu(Form form, const c10::IValue& value, PyObject* canonical) {
+  if (form == Form::Tensor && value.isTensor()) return on_cpu(value.toTensor(), canonical);
+  if (form == Form::Device && !value.isNone()) return c10::Device(c10::DeviceType::CPU);
+  if (form != Form::Tensors) return value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorVector()) list.push_back(on_cpu(each, PyTuple_GET_ITEM(canonical, list.size())));
+    return list;
+  }
+  c10::List<std::optional<at::Tensor>> list;
+  for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector()) {
+    if (each) list.push_back(on_cpu(*each, PyTuple_GET_ITEM(canonical, list.size())));
+    else list.push_back(std::nullopt);
+  }
+  return list;
+}
+
+// Run an op on the CPU, where neither autograd nor autocast of the program reach it; seconds.
+double run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
+  pybind11::gil_scoped_release release;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  auto start = std::chrono::steady_clock::now();
+  try {
+    op.callBoxed(stack);
+  } catch (const std::exception&) {  // Python will find out what it is
+    throw Leave();
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Ref spec_of(const at::Tensor& tensor) {
+  Ref key = geometry(tensor, 0);
+  if (PyObject* found = PyDict_GetItem(model.specs, key.p)) return Ref(Py_NewRef(found));
+  return Ref(ok(PyObject_CallObject(model.spec, key.p)));
+}
+
 // --- the kernel ------------------------------------------------------------------------------------------------------
 
 enum class Kind { Functional, View, InPlace, Mutable };
 
 class Recorder final : public c10::OperatorKernel {
  public:
-  Recorder(Kind kind, PyObject* table, std::vector<Argument> arguments, const c10::FunctionSchema& schema,
+  Recorder(Kind kind, PyObject* op, PyObject* table, std::vector<Argument> arguments, const c10::OperatorHandle& handle,
            c10::SafeKernelFunction python)
-      : kind(kind), table(table), arguments(std::move(arguments)), returns(schema.returns().size()), python(std::move(python)) {
+      : kind(kind), op(op), table(table), arguments(std::move(arguments)), returns(handle.schema().returns().size()),
+        python(std::move(python)) {
+    const c10::FunctionSchema& schema = handle.schema();
     returns_list = returns == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
     counts_versions = schema.name().rfind("aten::_foreach_", 0) == 0;
     for (const Argument& each : this->arguments)
@@ -417,11 +488,12 @@ class Recorder final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0 || !recorded(stack)) python.callBoxed(op, keys, stack);
+    if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0 || !recorded(op, stack)) python.callBoxed(op, keys, stack);
   }
 
  private:
   Kind kind;
+  PyObject* op;  // None if its misses are Python's
   PyObject* table;
   std::vector<Argument> arguments;
   size_t returns;
@@ -431,24 +503,30 @@ class Recorder final : public c10::OperatorKernel {
   std::vector<size_t> written;
   c10::SafeKernelFunction python;
 
-  bool recorded(Stack* stack) {
+  bool recorded(const c10::OperatorHandle& handle, Stack* stack) {
     pybind11::gil_scoped_acquire gil;
     Call call{stack, stack->size() - arguments.size(), nullptr, PyList_GET_SIZE(model.numbers)};
-    PyObject* entry = nullptr;
+    Ref entry;
+    bool is_new = false;
     try {
-      entry = known(call);
+      Ref key = canonical_call(call);
+      entry = known(key.p);
+      if (entry.p == nullptr && ahead && op != Py_None) {
+        entry = born(handle, call, key.p);
+        is_new = true;
+      }
     } catch (const Leave&) {
     }
-    if (entry == nullptr) {  // the Python kernel will lift them again
+    if (entry.p == nullptr) {  // the Python kernel will lift them again
       ok(PyList_SetSlice(model.numbers, call.lifted, PyList_GET_SIZE(model.numbers), nullptr));
       return false;
     }
-    Ref held(Py_NewRef(entry));
-    finish(call, entry);
+    finish(call, entry.p);
+    if (is_new && kind == Kind::Functional) Ref(ok(PyObject_CallOneArg(model.check_budget, entry.p)));
     return true;
   }
 
-  PyObject* known(Call& call) {
+  Ref canonical_call(Call& call) {
     size_t count = arguments.size();
     size_t defaults = count;  // from here on every positional argument has its default value
     while (positional_numbers && defaults > 0 && (arguments[defaults - 1].keyword || is_default(call, defaults - 1))) defaults--;
@@ -459,10 +537,46 @@ class Recorder final : public c10::OperatorKernel {
                         (argument.keyword || i >= defaults || !call.at(i).isDouble());
       PyTuple_SET_ITEM(key.p, i, canonical(call, argument, call.at(i), as_default).release());
     }
-    PyObject* entry = PyDict_GetItemWithError(table, key.p);
+    return key;
+  }
+
+  Ref known(PyObject* key) {
+    PyObject* entry = PyDict_GetItemWithError(table, key);
     if (entry == nullptr && PyErr_Occurred()) throw python_error();
     if (returns_list && entry != nullptr && !PyList_Check(entry)) throw Leave();
-    return entry;
+    return Ref(Py_XNewRef(entry));
+  }
+
+  // The entry of an op that is new, run on the data of its arguments.
+  Ref born(const c10::OperatorHandle& handle, Call& call, PyObject* key) {
+    Stack stack;
+    stack.reserve(arguments.size());
+    for (size_t i = 0; i < arguments.size(); i++) {
+      if (arguments[i].form == Form::Device && !call.at(i).isNone() && call.at(i).toDevice().index() != 0) throw Leave();
+      stack.push_back(on_cpu(arguments[i].form, call.at(i), PyTuple_GET_ITEM(key, i)));
+    }
+    Ref seconds(ok(PyFloat_FromDouble(run_on_cpu(handle, &stack))));
+    std::vector<at::Tensor> made;
+    if (returns_list) {
+      made = stack[0].toTensorVector();
+    } else {
+      for (const c10::IValue& each : stack) made.push_back(each.toTensor());
+    }
+    Ref specs(ok(PyList_New(0))), data(ok(PyList_New(0)));
+    for (const at::Tensor& each : made) {
+      if (!each.defined() && returns == 1) throw Leave();
+      if (each.defined() && (each.layout() != at::kStrided || (kind != Kind::View && !in_own_memory(each)))) throw Leave();
+      Ref spec = each.defined() ? spec_of(each) : Ref(Py_NewRef(Py_None));
+      Ref shell = each.defined() ? Ref(ok(THPVariable_Wrap(each))) : Ref(Py_NewRef(Py_None));
+      ok(PyList_Append(specs.p, spec.p));
+      ok(PyList_Append(data.p, shell.p));
+    }
+    PyObject* form = returns_list ? reinterpret_cast<PyObject*>(&PyList_Type) : returns == 1 ? Py_None : reinterpret_cast<PyObject*>(&PyTuple_Type);
+    return Ref(ok(PyObject_CallFunctionObjArgs(model.born, op, key, form, specs.p, data.p, seconds.p, nullptr)));
+  }
+
+  static bool in_own_memory(const at::Tensor& tensor) {
+    return tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg();
   }
 
   bool is_default(const Call& call, size_t i) const {
@@ -576,12 +690,20 @@ bool form_of(const c10::Argument& argument, Form& form) {
   }
 }
 
-// install(name, overload, kind, table): put the compiled hit path before the Python kernel of this op.
+// Whether an op can be run ahead here: it writes nothing, and the geometry of its results does not depend on data.
+bool can_be_ahead(const c10::OperatorHandle& op, Kind kind) {
+  if (kind != Kind::Functional && kind != Kind::View) return false;
+  for (at::Tag tag : op.getTags())
+    if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output) return false;
+  return true;
+}
+
+// install(name, overload, kind, op, table): put the compiled hit path before the Python kernel of this op.
 PyObject* install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   const char *name, *overload, *kind_name;
-  PyObject* table;
-  if (!PyArg_ParseTuple(args, "sssO!", &name, &overload, &kind_name, &PyDict_Type, &table)) return nullptr;
+  PyObject *own, *table;
+  if (!PyArg_ParseTuple(args, "sssOO!", &name, &overload, &kind_name, &own, &PyDict_Type, &table)) return nullptr;
   std::string_view text(kind_name);
   Kind kind = text == "view" ? Kind::View : text == "inplace" ? Kind::InPlace : text == "mutable" ? Kind::Mutable : Kind::Functional;
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -607,9 +729,11 @@ PyObject* install(PyObject*, PyObject* args) {
     bool tensor = each.type()->kind() == c10::TypeKind::TensorType;
     if (kind == Kind::Mutable || (!tensor && !(list && schema.returns().size() == 1 && kind != Kind::InPlace))) Py_RETURN_FALSE;
   }
+  if (!can_be_ahead(op, kind)) own = Py_None;
+  Py_INCREF(own);
   Py_INCREF(table);
   auto recorder = std::make_unique<Recorder>(
-      kind, table, std::move(arguments), schema, op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
+      kind, own, table, std::move(arguments), op, op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
   // Never taken back: the handle is left alive on purpose.
   new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
       op.operator_name(), c10::DispatchKey::PrivateUse1,
@@ -645,11 +769,17 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.data_leaves = get("data_leaves");
   model.specs = get("specs");
   model.aliased = get("aliased");
+  model.number_leaf = get("number_leaf");
   model.sweep = get("sweep");
   model.make = get("make");
   model.make_view = get("make_view");
   model.write = get("write");
   model.value_of_state = get("value_of_state");
+  model.young = get("young");
+  model.old = get("old");
+  model.born = get("born");
+  model.spec = get("spec");
+  model.check_budget = get("check_budget");
   model.most_fresh = PyLong_AsSsize_t(get("FRESH"));
   model.state_value = offset_of(model.State, "value");
   model.state_base = offset_of(model.State, "base");
@@ -665,6 +795,8 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.value_size = offset_of(model.Value, "size");
   model.value_dtype = offset_of(model.Value, "dtype");
   model.value_spec = offset_of(model.Value, "spec");
+  model.value_node = offset_of(model.Value, "node");
+  model.node_args = offset_of(type("Node"), "args");
   PyTypeObject* spec = type("Spec");
   model.spec_device = offset_of(spec, "device");
   model.spec_stride = offset_of(spec, "stride");
@@ -686,10 +818,17 @@ PyObject* enable(PyObject*, PyObject* flag) {
 
 PyObject* is_enabled(PyObject*, PyObject*) { return PyBool_FromLong(enabled); }
 
+// run_ahead(flag): whether new ops are run as they are recorded.
+PyObject* run_ahead(PyObject*, PyObject* flag) {
+  ahead = PyObject_IsTrue(flag) == 1;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"begin", begin, METH_O, "Hand over what the kernels work on."},
     {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
     {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
+    {"run_ahead", run_ahead, METH_O, "Run new ops as they are recorded, or leave them to Python."},
     {"enabled", is_enabled, METH_NOARGS, "Whether the compiled path is taken."},
     {nullptr, nullptr, 0, nullptr}};
 

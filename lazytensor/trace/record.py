@@ -23,6 +23,11 @@ ops: dict[str, Op] = {}
 run_eagerly: Callable[[Any, tuple[Any, ...], Exception], Any]
 # Called with a new table entry, and only when nothing but tensors holds values any more: it may cut.
 check_budget: Callable[[Any], None] = lambda entry: None  # noqa: E731  (replaced, not called by its name)
+# What a new op gives where it is run as it is recorded (lazytensor.execute.ahead), else None; where to keep that; and
+# whether it tells what the op's results look like.
+run_ahead: Callable[[Op, tuple[Any, ...]], Any] = lambda op, args: None  # noqa: E731
+keep_ahead: Callable[[tuple[Value | None, ...], Any], None]
+tells: Callable[[Op, Any], bool]
 
 
 # How the backend in force records some ops otherwise than as themselves (see lazytensor.backend.lowering.IrBuilder).
@@ -116,8 +121,9 @@ def _build(op: Op, args: tuple[Any, ...]) -> Any:
     device = _common_device(args)
     question = (op, device, shapes.looks(args))
     known = _inferred.get(question)
+    data = run_ahead(op, args)
     if known is None:
-        result = shapes.infer(op, args)
+        result = data if data is not None and tells(op, data) else shapes.infer(op, args)  # noqa: F821
         specs: list[Spec | None] = []
         layout = _structure(result, device, specs)
         if len(_inferred) > 100_000:
@@ -127,7 +133,21 @@ def _build(op: Op, args: tuple[Any, ...]) -> Any:
     if op.name in recordings:
         return _as_recorded(recordings[op.name](*args), layout, specs)
     node = make_node(op, shapes.settle(op, args, specs), specs, source.here(op, args))
+    if data is not None:
+        keep_ahead(node.outputs, data)  # noqa: F821
     return _fill(layout, node.outputs)
+
+
+def new_node(op: Op, args: tuple[Any, ...], form: type | None, specs: list[Spec | None]) -> Node:
+    """The node of a new op on device 0, of which is known what it returns: one tensor, or a list or tuple of them, that
+    look like this.  Remembers that they do.
+    """
+    question = (op, 0, shapes.looks(args))
+    if question not in _inferred:
+        _inferred[question] = (0 if form is None else form(range(len(specs))), specs)
+    if any(a.__class__ is torch.device for a in args):  # a factory; to ask the op takes 0.1 ms the first time
+        args = shapes.settle(op, args, specs)
+    return make_node(op, args, specs, source.here(op, args))
 
 
 # What was inferred, by what the arguments look like: a new structure is often a known op on tensors of known geometry.
@@ -289,6 +309,11 @@ class Mutation:
             # ours.
             results = _listed(intern(self.functional, self._functional_arguments(args, outs)))
             asked = tuple([o if o.size == v.size else _empty(o) for o, v in zip(outs, results, strict=True)])
+        else:
+            found = self._in_place(args, written)
+            if found is not None:
+                self.table[args] = found
+                return found
         wanted, general = shapes.infer_mutation(self, args, asked, device, shared, out_values)
         results = _listed(intern(self.functional, self._functional_arguments(args, outs)))
         count = len(wanted)
@@ -303,6 +328,30 @@ class Mutation:
         elif not outs:
             self.apart[args] = found
         return found
+
+    def _in_place(self, args: tuple[Any, ...], written: list[Any]) -> Any:
+        """The table entry, if the functional op's results look like what they are written to, which nothing else can
+        be: then there is nothing that the mutating op could refuse.
+        """
+        if not shapes.apart(args, written):
+            return None
+        try:
+            results = _listed(intern(self.functional, args))
+        except Exception:  # what the mutating op has to say about it is asked next
+            return None
+        split = len(results) - len(written)
+        for value, old in zip(results[split:], written, strict=True):
+            if old.__class__ is tuple:
+                if any(not _fits(v, o) for v, o in zip(value, old, strict=True)):
+                    return None
+            elif not _fits(value, old):
+                return None
+        return results[:split], results[split:]
+
+
+def _fits(value: Value | None, written: Value) -> bool:
+    """Whether a value can be written as it is: see :func:`conform`."""
+    return value is not None and value.spec is written.spec and not value.leaf and not value.node.op.view
 
 
 def _listed(entry: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from lazytensor.trace.ir import Const, Number, Op, Spec, Value, flatten, spec_of
 if TYPE_CHECKING:
     from lazytensor.trace.record import Mutation
 
-__all__ = ["CannotInfer", "call_arguments", "flatten", "infer", "infer_mutation", "settle"]
+__all__ = ["DATA_DEPENDENT", "CannotInfer", "call_arguments", "flatten", "infer", "infer_mutation", "settle"]
 
 
 class CannotInfer(Exception):
@@ -153,7 +153,7 @@ def _as_the_cpu(op: Op, args: tuple[Any, ...], result: Any, operands: list[Any])
     """What a meta kernel said, set right where the CPU kernel says otherwise: other strides, an error it lets pass."""
     tags = op.overload.tags
     if op.name not in CPU_DECIDES:
-        if _DATA_DEPENDENT & set(tags) or not op.name.startswith("aten::"):
+        if DATA_DEPENDENT & set(tags) or not op.name.startswith("aten::"):
             return result
         values = values_in(args)
         mixed = len({v.dtype for v in values}) > 1  # which most errors that they let pass are about
@@ -247,12 +247,12 @@ def _without_meta(op: Op, args: tuple[Any, ...], refusal: Exception) -> Any:
     except Exception as error:
         # With no meta kernel nothing tells that the geometry is at fault, and not the zeros: the real data will tell.
         raise (reason if missing else error.with_traceback(None)) from None
-    if not missing or _DATA_DEPENDENT & set(op.overload.tags):
+    if not missing or DATA_DEPENDENT & set(op.overload.tags):
         raise reason from None
     return result
 
 
-_DATA_DEPENDENT = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+DATA_DEPENDENT = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def on_zeros(op: Op, args: tuple[Any, ...], fill: int = 0) -> Any:
@@ -429,6 +429,11 @@ def _suspicions(args: tuple[Any, ...], written: list[Any], outs: tuple[Value, ..
     count = sum(root(v) in roots for v in values_in(args)) - (0 if outs else len(targets))
     in_lists = any(w.__class__ is tuple for w in written)
     return len(roots) < len(targets) or (in_lists and count > 0), count > 0
+
+
+def apart(args: tuple[Any, ...], written: list[Any]) -> bool:
+    """Whether nothing that an op writes can share memory, with itself or with another argument."""
+    return not any(_suspicions(args, written, ())) and not any(may_overlap(v.spec) for v in values_in(written))
 
 
 def _specs(written: Any) -> Any:

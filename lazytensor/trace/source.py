@@ -14,6 +14,7 @@ In backward the user's frame is the ``backward()`` call, which says little.  The
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -97,27 +98,17 @@ _CALL = torch.nn.Module._call_impl.__code__  # type: ignore[attr-defined]
 roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, dict[int, str]]] = weakref.WeakKeyDictionary()
 
 
-def module_path(frame: FrameType | None) -> str | None:
-    """The path of the innermost module that is being called, from the outermost one; None outside of any."""
-    inner: Any = None
-    outer: FrameType | None = None
-    while frame is not None:
-        if frame.f_code is _CALL:
-            outer = frame
-            if inner is None:
-                inner = _self(frame)
-        frame = frame.f_back
-    if outer is None:
-        return None
-    root = _self(outer)
+def module_path(inner: FrameType, outer: FrameType) -> str:
+    """The path of the innermost module that is being called, from the outermost one, by the frames of their calls."""
+    module, root = _self(inner), _self(outer)
     if root not in roots:
         roots[root] = (_name(root, outer), {})
     name, paths = roots[root]
-    path = paths.get(id(inner))
+    path = paths.get(id(module))
     if path is None:
         paths.clear()
-        paths.update((id(module), each) for each, module in root.named_modules(remove_duplicate=False))
-        path = paths.setdefault(id(inner), type(inner).__name__)
+        paths.update((id(each), path) for path, each in root.named_modules(remove_duplicate=False))
+        path = paths.setdefault(id(module), type(module).__name__)
     return f"{name}.{path}" if path else name
 
 
@@ -150,34 +141,56 @@ _BUILT_IN = re.compile(r"(.+)Backward\d+$")
 
 def here(op: Op, args: tuple[Any, ...]) -> Line:
     """The user's line that is running now, and records this op with these canonical arguments."""
-    frame = user_frame(sys._getframe(1))
-    if frame is None:
-        return UNKNOWN
     node = _current_node()
-    if node is None:
-        line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, module_path(sys._getframe(1)))
-        if len(_forward) > 100_000:
-            _forward.clear()
-        noted = _forward.setdefault(_next_sequence() - 1, [])
-        if len(noted) < 4:
-            noted.append((_plain(op.name), line))
-        return line
-    line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    origin = _origin(node, args)
-    return line if origin is None else line._replace(forward=origin.place, module=origin.module)
+    if node is not None:
+        frame = user_frame(sys._getframe(1))
+        if frame is None:
+            return UNKNOWN
+        origin = _origin(node, args)
+        place = (None, None) if origin is None else (origin.place, origin.module)
+        return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, *place)
+    known = _ours.get
+    user = inner = outer = None
+    each: FrameType | None = sys._getframe(1)
+    while each is not None:
+        code = each.f_code
+        if code is _CALL:
+            outer = each
+            if inner is None:
+                inner = each
+        elif user is None and not (known(code.co_filename) or _is_library(code.co_filename)):
+            user = each
+        each = each.f_back
+    if user is None:
+        return UNKNOWN
+    module = None if inner is None or outer is None else module_path(inner, outer)
+    line = Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, None, module)
+    if len(_forward) > 100_000:
+        _forward.clear()
+    noted = _forward.setdefault(_next_sequence() - 1, [])
+    if len(noted) < 4:
+        noted.append((_plain(op.name), line))
+    return line
 
 
+@functools.cache
 def _plain(name: str) -> str:
     """``aten::_log_softmax.int`` as ``logsoftmax``: comparable with the name of an autograd node."""
     return name.rpartition("::")[2].partition(".")[0].replace("_", "").lower()
 
 
+@functools.cache
+def _built_in(name: str) -> str | None:
+    """The op behind an autograd node of this name, in the same form; None for a ``torch.autograd.Function``."""
+    found = _BUILT_IN.match(name)
+    return None if found is None else found[1].lower()
+
+
 def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
-    built_in = _BUILT_IN.match(node.name())
+    wanted = _built_in(node.name())
     noted = _forward.get(node._sequence_nr(), ())
-    if built_in is None:  # a torch.autograd.Function: what its forward recorded first
+    if wanted is None:  # a torch.autograd.Function: what its forward recorded first
         return noted[0][1] if noted else None
-    wanted = built_in[1].lower()
     for name, line in noted:
         if name.startswith(wanted):
             return line

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.build import no_compiler
 from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, Tiered
@@ -50,6 +51,16 @@ class AutoBackend(Backend):
         tiered = Tiered(graph, self.first.compile, self.wait, self._after)
         self.graphs.append(tiered)
         return tiered
+
+    @property
+    def runs_ahead(self) -> bool:  # type: ignore[override]
+        """The first tier goes op by op as well; but whoever waits for the compiler wants what it made."""
+        return not self.wait and self._after > 0
+
+    def ran_ahead(self, computation: Computation) -> None:
+        """That was its run on the first tier."""
+        if isinstance(computation.callable, Tiered):
+            computation.callable.runs += 1
 
     def metrics(self) -> dict[str, float]:
         """How many graphs are compiled, being compiled, and stay on the first tier."""

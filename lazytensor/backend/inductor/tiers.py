@@ -153,6 +153,7 @@ class Tiered:
         about = {
             "operations": len(self.graph),
             "line": str(self.graph.first_line()),
+            "file": getattr(self.graph.first_line(), "file", None),
             "torch": torch.__version__,
             "lazytensor": __version__,
         }

@@ -1,0 +1,280 @@
+"""A step that was never seen runs as it is recorded: it has to run op by op anyway, and running an op tells most of it.
+
+To record a new op lazytensor must know what its results look like.  To find that out takes longer than most ops do (0.1
+to 0.5 ms: stand-ins, meta kernels).  The data of its arguments is there, so the op itself can tell, exactly; and then
+its result is there, too.  Where the backend in force would run a new graph op by op on the CPU (``Backend.runs_ahead``)
+this is done for the whole trace, and its cut has nothing left to run.
+
+It is all or nothing.  As soon as the data of an argument is missing, since it was recorded by a hit, since a cut in the
+background still makes it, or since the op that should have made it raised, the rest of the trace is only recorded, and
+its cut runs all of it.  A program cannot tell the difference: values stay pending until their cut, what was computed is
+dropped when no tensor can see it any more, and an error that depends on data is raised at the cut, with its line.
+
+A program that was compiled by an earlier process is not run ahead: its first step will be found on disk, compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazytensor import settings
+from lazytensor.backend import diskcache, registry
+from lazytensor.backend.contract import misplaced, restrided
+from lazytensor.inspect import events
+from lazytensor.trace import record, source, storage
+from lazytensor.trace.future import Future
+from lazytensor.trace.ir import Number, Op, Spec, Value, values_in
+from lazytensor.trace.shapes import DATA_DEPENDENT, call_arguments, clean
+
+_FEW = 16  # states that may be pending without data when the first new op comes: else most of the trace is no news
+_YOUNG_BYTES = 16 << 20  # so much is made before what nobody can see any more is looked for
+
+on: bool | None = None  # whether this trace is run ahead; None: it has no new op yet
+# Emptied, never replaced: the compiled recorder holds both.
+_young: dict[Value, torch.Tensor] = {}  # what was made, since the last look at who can see it
+_old: dict[Value, torch.Tensor] = {}  # and before
+_young_bytes = 0
+seconds = 0.0  # spent on the ops of this trace
+
+
+def run(op: Op, args: tuple[Any, ...]) -> Any:
+    """What a new op gives for the data of its arguments; None if it is only recorded."""
+    global on
+    if on is None:
+        on = _wanted()
+        if on:
+            switched(True)
+    if not on or not _pure(op):
+        return None
+    data = {}
+    for value in values_in(args):
+        found = _data(value)
+        if found is None:
+            found = _made_again(value)
+        if found is None:
+            stop()
+            return None
+        data[value] = found
+    return _call(op, args, data)
+
+
+def keep(outputs: tuple[Value | None, ...], result: Any) -> None:
+    """Remember what the op that has these outputs gave."""
+    global _young_bytes
+    for value, tensor in zip(outputs, _flat(result), strict=True):
+        if value is None or tensor is None:
+            continue
+        spec = value.spec
+        if tuple(tensor.shape) != spec.size or tensor.dtype is not spec.dtype:
+            continue  # its shape rule is wrong: the cut will say so
+        if value.node.op.view:
+            if not _seen_as(tensor, spec):
+                continue
+        else:
+            if misplaced(tensor, spec):
+                with clean():
+                    tensor = restrided(tensor, spec)
+            _young_bytes += spec.nbytes
+        _young[value] = tensor
+    if _young_bytes > _YOUNG_BYTES:
+        _look()
+
+
+def born(
+    op: Op, args: tuple[Any, ...], form: type | None, specs: list[Spec | None], data: list[Any], took: float
+) -> Any:
+    """The table entry of a new op that the compiled recorder has run on data: one value, or a list or tuple of them."""
+    global seconds, _young_bytes
+    seconds += took
+    outputs = record.new_node(op, args, form, specs).outputs
+    for value, tensor in zip(outputs, data, strict=True):
+        if value is not None:
+            _young[value] = tensor
+            _young_bytes += value.spec.nbytes
+    if _young_bytes > _YOUNG_BYTES:
+        _look()
+    entry = op.table[args] = outputs[0] if form is None else form(outputs)
+    return entry
+
+
+switched: Callable[[bool], None] = lambda flag: None  # noqa: E731  (told the compiled recorder, where there is one)
+
+
+def tells(op: Op, result: Any) -> bool:
+    """Whether results of an op look like its declared results will: those of views do, others if they lie in memory of
+    their own.
+    """
+    return op.view or not any(
+        t is not None and (t.layout is not torch.strided or t.storage_offset() or t.is_conj() or t.is_neg())
+        for t in _flat(result)
+    )
+
+
+def results(values: list[Value]) -> list[torch.Tensor] | None:
+    """The results of a cut with these values, each in memory of its own, if all are there; asked while ``on``."""
+    found = []
+    for value in values:
+        tensor = _data(value)
+        if tensor is None:
+            tensor = _made_again(value)
+        if tensor is None:
+            return None
+        found.append(tensor)
+    taken = {_place(data) for data in storage.leaf_data if isinstance(data, torch.Tensor)} - {0}
+    with clean():
+        for number, (tensor, value) in enumerate(zip(found, values, strict=True)):
+            memory = tensor.untyped_storage()
+            place = memory.data_ptr()
+            if place in taken or misplaced(tensor, value.spec) or memory.nbytes() > _bytes(value.spec):
+                found[number] = restrided(tensor, value.spec)
+            elif place:
+                taken.add(place)
+    return found
+
+
+def stop() -> None:
+    """Only record the rest of this trace."""
+    global on, _young_bytes
+    if on:
+        switched(False)
+    on = False
+    _young_bytes = 0
+    _young.clear()
+    _old.clear()
+
+
+def begin() -> None:
+    """A new trace begins."""
+    global on, seconds
+    stop()
+    on = None
+    seconds = 0.0
+
+
+def _wanted() -> bool:
+    """Whether to run this trace ahead, asked when its first new op comes."""
+    if not settings.run_ahead or settings.strict or settings.check or not registry.current().runs_ahead:
+        return False
+    if events.take_over is not None or events.profiling() or storage.effects:
+        return False
+    if len(storage.fresh) + len(storage.live) > _FEW:
+        return False
+    frame = source.user_frame(sys._getframe(1))
+    return frame is None or not diskcache.compiled_before(frame.f_code.co_filename)
+
+
+_purity: dict[Op, bool] = {}
+
+
+def _pure(op: Op) -> bool:
+    """Whether nobody can tell how often an op runs, and the shape of its results depends on no data."""
+    known = _purity.get(op)
+    if known is None:
+        ours = op.name.startswith(("aten::", "lazytensor::"))
+        known = _purity[op] = ours and not DATA_DEPENDENT & set(op.overload.tags)
+    return known
+
+
+def _data(value: Value) -> torch.Tensor | None:
+    found: Any = _young.get(value)
+    if found is None:
+        found = _old.get(value)
+        if found is None and value.leaf:
+            found = storage.leaf_data[value.node.args[1]]
+            if found.__class__ is Future:
+                found = found.now() if found.run.has_run() and found.error is None else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _made_again(value: Value) -> torch.Tensor | None:
+    """The data of a value that was recorded by a hit, or that nobody could see for a while, from that of its node's
+    arguments.
+    """
+    node = value.node
+    if value.leaf or not _pure(node.op):
+        return None
+    data = {}
+    for each in node.inputs:
+        found = _data(each)
+        if found is None:
+            return None
+        data[each] = found
+    result = _call(node.op, node.args, data)
+    if result is None:
+        return None
+    keep(node.outputs, result)
+    return _data(value)
+
+
+def _call(op: Op, args: tuple[Any, ...], data: dict[Value, torch.Tensor]) -> Any:
+    """What an op gives; None if it raises, which may be an error of the user's that its cut will report."""
+    global seconds
+
+    def convert(argument: Any) -> Any:
+        kind = argument.__class__
+        if kind is Value:
+            return data[argument]
+        if kind is Number:
+            return storage.numbers[argument.index]
+        return _CPU if kind is torch.device else argument
+
+    positional, keyword = call_arguments(op, args, convert)
+    before = time.perf_counter()
+    try:
+        with clean():
+            return op.overload._op(*positional, **keyword)
+    except Exception:
+        return None
+    finally:
+        seconds += time.perf_counter() - before
+
+
+_CPU = torch.device("cpu")
+
+
+def _look() -> None:
+    """Drop what no tensor can see any more.  What was made since the last look stays: a kernel may be at work on it."""
+    global _young_bytes
+    storage.sweep()
+    states = [reference() for reference in list(storage.live)]
+    seen = {state.value for state in states if state is not None}
+    for value in [value for value in _old if value not in seen]:
+        del _old[value]
+    _old.update(_young)
+    _young.clear()
+    _young_bytes = 0
+
+
+def _flat(result: Any) -> list[Any]:
+    """The tensors of a result, lists opened."""
+    if result is None or isinstance(result, torch.Tensor):
+        return [result]
+    return [tensor for part in result for tensor in _flat(part)]
+
+
+def _seen_as(tensor: torch.Tensor, spec: Spec) -> bool:
+    if tensor.stride() != spec.stride or tensor.storage_offset() != spec.offset:
+        return False
+    return tensor.is_conj() + 2 * tensor.is_neg() == spec.bits
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _bytes(spec: Spec) -> int:
+    """The memory that a tensor of this geometry needs."""
+    if spec.numel == 0:
+        return 0
+    reach = sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True))
+    return (1 + reach) * spec.dtype.itemsize
+
+
+record.run_ahead = run
+record.keep_ahead = keep
+record.tells = tells
