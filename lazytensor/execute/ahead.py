@@ -140,8 +140,7 @@ def results(values: list[Value]) -> list[torch.Tensor] | None:
 def stop() -> None:
     """Only record the rest of this trace."""
     global on, _young_bytes
-    if on:
-        switched(False)
+    switched(False)
     on = False
     _young_bytes = 0
     _young.clear()
@@ -158,6 +157,8 @@ def begin() -> None:
 
 def _wanted() -> bool:
     """Whether to run this trace ahead, asked when its first new op comes."""
+    if record.forced or record.recordings:
+        return False
     if not settings.run_ahead or settings.strict or settings.check or not registry.current().runs_ahead:
         return False
     if events.take_over is not None or events.profiling() or storage.effects:
@@ -278,3 +279,4 @@ def _bytes(spec: Spec) -> int:
 record.run_ahead = run
 record.keep_ahead = keep
 record.tells = tells
+record.stop_ahead = stop

@@ -28,6 +28,7 @@ check_budget: Callable[[Any], None] = lambda entry: None  # noqa: E731  (replace
 run_ahead: Callable[[Op, tuple[Any, ...]], Any] = lambda op, args: None  # noqa: E731
 keep_ahead: Callable[[tuple[Value | None, ...], Any], None]
 tells: Callable[[Op, Any], bool]
+stop_ahead: Callable[[], None] = lambda: None  # noqa: E731
 
 
 # How the backend in force records some ops otherwise than as themselves (see lazytensor.backend.lowering.IrBuilder).
@@ -105,6 +106,7 @@ def forget(names: Iterable[str]) -> None:
 
     ``aten::sub`` means every overload, in place too.
     """
+    stop_ahead()
     stems = {name.partition(".")[0] for name in names}
     for each in ops.values():
         if each.name.partition(".")[0] in stems:

@@ -1,0 +1,220 @@
+"""A step that was never seen runs as it is recorded; nobody can tell but by the clock."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lazytensor as lt
+from lazytensor.backend import diskcache
+from lazytensor.backend.reference import ReferenceBackend
+from lazytensor.execute import ahead, cut
+from lazytensor.trace import record, shapes
+
+
+class Counting(ReferenceBackend):
+    """The reference backend, whose first runs are run ahead; counts its own."""
+
+    name = "counting"
+    runs_ahead = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+        self.told = 0
+
+    def compile(self, graph):  # type: ignore[no-untyped-def]
+        program = super().compile(graph)
+
+        def run(*inputs):  # type: ignore[no-untyped-def]
+            self.runs += 1
+            return program(*inputs)
+
+        return run
+
+    def ran_ahead(self, computation: Any) -> None:
+        self.told += 1
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[Counting]:
+    """The counting backend in force, in a process that has recorded and compiled nothing."""
+    with lt.settings.scope(cache_dir=str(tmp_path)):
+        lt.register_backend("counting", Counting)
+        lt.set_backend("counting")
+        lt.clear_cache()
+        yield lt.current_backend()  # type: ignore[misc]
+        lt.set_backend("reference")
+    lt.clear_cache()
+
+
+def train(device: str, steps: int) -> list[torch.Tensor]:
+    """A small model with batch statistics, in-place updates and views; everything that it leaves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 3)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    x, y = torch.randn(5, 6).to(device), torch.tensor([0, 1, 2, 1, 0]).to(device)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if device == "ltc":
+            lt.sync()
+    return [t.cpu() for t in (*losses, *model.state_dict().values(), *(p.grad for p in model.parameters()))]
+
+
+def test_a_new_step_is_run_by_nothing_else_and_gives_what_eager_gives(backend: Counting) -> None:
+    found = train("ltc", 1)
+    assert backend.runs == 0
+    assert backend.told == cut.misses > 0
+    assert all(map(torch.equal, found, train("cpu", 1)))
+
+
+def test_later_steps_are_the_backends_and_give_what_eager_gives(backend: Counting) -> None:
+    assert all(map(torch.equal, train("ltc", 4), train("cpu", 4)))
+    assert backend.runs >= 2
+
+
+def test_a_new_step_asks_no_shape_rule(backend: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(shapes, "infer", lambda op, args: asked.append(op.name))
+    x = torch.randn(5, 7).to("ltc")
+    z = torch.softmax(x.t() @ x + 1.5, -1).view(7, 7, 1)[1:].sum(0)
+    lt.sync()
+    assert not asked
+    assert z.shape == (7, 1)
+
+
+def test_a_step_with_known_ops_is_only_recorded(backend: Counting) -> None:
+    x = torch.randn(8).to("ltc")
+
+    def known() -> torch.Tensor:
+        y = x
+        for _ in range(40):
+            y = y * 1.5 - x
+        return y
+
+    known()
+    lt.sync()
+    y = known().tanh()  # the only new op
+    assert ahead.on is False
+    assert not ahead._young
+    lt.sync()
+    assert backend.runs == 1
+    assert torch.equal(y.cpu(), eager_chain(x.cpu()).tanh())
+
+
+def eager_chain(x: torch.Tensor) -> torch.Tensor:
+    """As `known` above."""
+    y = x
+    for _ in range(40):
+        y = y * 1.5 - x
+    return y
+
+
+def test_an_error_in_the_data_is_raised_at_the_cut(backend: Counting) -> None:
+    table, index = torch.randn(3, 2).to("ltc"), torch.tensor([0, 7]).to("ltc")
+    good = table + 1
+    bad = nn.functional.embedding(index, table)  # recorded as ever
+    with pytest.raises(IndexError, match="out of range") as caught:
+        lt.sync()
+    assert "recorded at" in caught.value.__notes__[0]
+    assert torch.equal(good.cpu(), table.cpu() + 1)
+    del bad
+
+
+def test_an_error_of_the_call_is_raised_where_it_is_made(backend: Counting) -> None:
+    x = torch.randn(3).to("ltc") + 1
+    with pytest.raises(RuntimeError, match="size"):
+        x + torch.randn(2).to("ltc")
+    assert ahead.on
+    with pytest.raises(RuntimeError, match="cast"):
+        x.add_(torch.randn(3, dtype=torch.complex64).to("ltc"))
+
+
+def test_results_have_memory_of_their_own(backend: Counting) -> None:
+    x = torch.randn(4, 4).to("ltc")
+    one, two, part = x + 1, x + 1, (x * 2)[1:]  # the first two are one value
+    same = torch.empty_like(x).copy_(x)
+    lt.sync()
+    one.zero_()
+    same.fill_(3)
+    part.mul_(0)
+    lt.sync()
+    assert two.cpu().equal(x.cpu() + 1)
+    assert not x.cpu().eq(3).any()
+
+
+def test_what_nobody_can_see_is_dropped(backend: Counting) -> None:
+    x = torch.randn(1 << 19).to("ltc")  # 2 MB
+    for i in range(60):
+        y = x * float(i)
+        y = y + y
+    held = sum(t.nbytes for t in (*ahead._young.values(), *ahead._old.values()))
+    assert held <= 3 * ahead._YOUNG_BYTES < 60 * 2 * x.nbytes
+    lt.sync()
+    assert torch.equal(y.cpu(), 2 * (x.cpu() * 59.0))
+    gc.collect()
+    assert not ahead._young
+    assert not ahead._old
+
+
+def test_a_program_compiled_before_is_not_run_ahead(backend: Counting, tmp_path: Path) -> None:
+    assert not diskcache.compiled_before("elsewhere.py")
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "file").write_text("compiled")
+    diskcache.store("0" * 40, folder, {"file": __file__})
+    assert not diskcache.compiled_before("elsewhere.py")
+    y = torch.randn(3).to("ltc") * 2
+    assert ahead.on is False
+    lt.sync()
+    assert backend.runs == 1
+    del y
+
+
+def test_it_can_be_switched_off(backend: Counting) -> None:
+    with lt.settings.scope(run_ahead=False):
+        y = torch.randn(3).to("ltc") * 2
+        lt.sync()
+    assert backend.runs == 1
+    del y
+
+
+def test_ops_that_are_forced_to_fall_back_do(backend: Counting) -> None:
+    x = torch.randn(3).to("ltc")
+    y = x * 2
+    record.force_fallback(["aten::sub"])
+    try:
+        z = y - x
+    finally:
+        record.force_fallback([])
+    assert z.is_ltc
+    assert backend.runs == 1, "to fall back is to cut, and what is pending is not run ahead then"
+    assert torch.equal(z.cpu(), x.cpu() * 2 - x.cpu())
+
+
+def test_the_default_backend_counts_it_as_the_first_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with lt.settings.scope(cache_dir=str(tmp_path)), caplog.at_level(logging.WARNING):
+        lt.set_backend("auto")
+        try:
+            lt.clear_cache()
+            y = torch.randn(3, 3).to("ltc").sin().cos()
+            lt.sync()
+            tiered = lt.current_backend().graphs[-1]  # type: ignore[attr-defined]
+            assert tiered.runs == 1
+            assert tiered._first is None, "the first tier has compiled nothing"
+            assert lt.current_backend().metrics()["compiling"] == 0
+            del y
+        finally:
+            lt.set_backend("reference")
