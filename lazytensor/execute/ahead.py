@@ -159,14 +159,15 @@ def _wanted() -> bool:
     """Whether to run this trace ahead, asked when its first new op comes."""
     if record.forced or record.recordings:
         return False
-    if not settings.run_ahead or settings.strict or settings.check or not registry.current().runs_ahead:
+    backend = registry.current()
+    if not settings.run_ahead or not backend.runs_ahead or backend.own_memory or settings.strict or settings.check:
         return False
     if events.take_over is not None or events.profiling() or storage.effects:
         return False
     if len(storage.fresh) + len(storage.live) > _FEW:
         return False
     frame = source.user_frame(sys._getframe(1))
-    return frame is None or not diskcache.compiled_before(frame.f_code.co_filename)
+    return not diskcache.compiled_before(source.UNKNOWN.file if frame is None else frame.f_code.co_filename)
 
 
 _purity: dict[Op, bool] = {}
