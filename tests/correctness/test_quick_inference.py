@@ -148,7 +148,7 @@ def test_batch_norm_and_its_statistics_ask_no_meta_kernel(monkeypatch: pytest.Mo
     monkeypatch.setattr(extents, "accepts", lambda *args: accepted.append(accepts(*args)) or accepted[-1])
     answered = answers_of(extents, monkeypatch)
     norm(x).backward(given)
-    assert accepted == [True]
+    assert not accepted, "its functional form gives what the statistics look like"
     assert answered[-2:] == [True, True], "forward and backward"
     assert norm.running_mean is not None
     assert norm.running_mean.cpu().allclose(torch.full((47,), 0.1))
