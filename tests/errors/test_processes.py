@@ -28,16 +28,19 @@ def test_a_real_interrupt_during_a_cut_loses_nothing():
         start = torch.randn(400, 400)
         x = program(start.to("ltc"))
         y = x * 2
-        running = threading.Event()
+        running, sent = threading.Event(), threading.Event()
         from lazytensor.backend import reference
         whole = reference.Program.__call__
         def watched(self, *inputs):
             running.set()
-            return whole(self, *inputs)
+            results = whole(self, *inputs)
+            sent.wait()  # on a busy machine the other thread may come later than the results
+            return results
         reference.Program.__call__ = watched
         def interrupt():
             running.wait()
             os.kill(os.getpid(), signal.SIGINT)
+            sent.set()
         threading.Thread(target=interrupt).start()
         try:
             y.sum().item()
