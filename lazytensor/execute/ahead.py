@@ -128,9 +128,9 @@ def results(values: list[Value]) -> list[torch.Tensor] | None:
     taken = {_place(data) for data in storage.leaf_data if isinstance(data, torch.Tensor)} - {0}
     with clean():
         for number, (tensor, value) in enumerate(zip(found, values, strict=True)):
-            memory = tensor.untyped_storage()
+            memory, needed = tensor.untyped_storage(), storage._extent(value.spec) * value.dtype.itemsize
             place = memory.data_ptr()
-            if place in taken or misplaced(tensor, value.spec) or memory.nbytes() > _bytes(value.spec):
+            if place in taken or misplaced(tensor, value.spec) or memory.nbytes() > needed:
                 found[number] = restrided(tensor, value.spec)
             elif place:
                 taken.add(place)
@@ -267,14 +267,6 @@ def _seen_as(tensor: torch.Tensor, spec: Spec) -> bool:
 
 def _place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _bytes(spec: Spec) -> int:
-    """The memory that a tensor of this geometry needs."""
-    if spec.numel == 0:
-        return 0
-    reach = sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True))
-    return (1 + reach) * spec.dtype.itemsize
 
 
 record.run_ahead = run
