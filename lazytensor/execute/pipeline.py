@@ -66,6 +66,7 @@ class Pipeline:
         self.failures: list[Failure] = []
         self.resting = True  # whether the thread holds no OpenMP threads
         self.jobs = 0  # how many cuts ran without Python
+        self.last: Run | None = None  # that was sent
 
     @property
     def under_way(self) -> int:
@@ -104,7 +105,9 @@ class Pipeline:
             # While somebody waits nothing is recorded.
             threads = (lambda: share.cores) if wait else (lambda: share.begin(time.perf_counter()))
             job = function.job(inputs, threads) or job  # type: ignore[attr-defined]
-        run = Run(previous, own_memory, job)
+        if self.last is not None:
+            self.last.forget_unseen()
+        run = self.last = Run(previous, own_memory, job)
         futures = run.futures or []
         queue.put(Task(function, graph, inputs, run, done, share, wait), job)
         return run, futures

@@ -29,7 +29,7 @@ namespace {
 constexpr size_t SMALL = 4096;       // bytes; less is made as usual
 constexpr size_t APART = 64;         // bytes; what PyTorch aligns memory to
 constexpr int MOST_MISSING = 4;      // allocations in a row that may fail to come
-constexpr int SETTLED = 20;          // runs as planned, when what came before has left free memory for the last time
+constexpr int SETTLED[] = {20, 60};  // runs as planned, after which what came before them has left free memory
 constexpr int MOST_SURPRISES = 100;  // runs not as planned, then there is no plan
 
 char* base = nullptr;
@@ -131,7 +131,8 @@ void Plan::end(bool completed) {
   } else if (follows && completed) {
     while (next < events.size() && is_over(events[next])) next++;
     if (next < events.size()) mend();
-    if (++runs_planned == SETTLED) trim();
+    runs_planned++;
+    if (std::ranges::find(SETTLED, runs_planned) != std::end(SETTLED)) trim();
   }
   alive.clear();
   taken = false;

@@ -60,9 +60,21 @@ struct Job {
   double seconds = 0;
   std::atomic<bool> done = false;
   bool lost = false;  // it has run and there are no results for other jobs
+  std::vector<size_t> unwanted;  // results that nobody will ask for
 
   bool ready() const {
     return code && std::none_of(inputs.begin(), inputs.end(), [](const Input& i) { return i.from && i.from->lost; });
+  }
+
+  // It has run.  What nobody wants of its results, to be dropped by whoever holds no lock.
+  std::vector<at::Tensor> end() {
+    done = true;
+    std::vector<at::Tensor> dropped;
+    for (size_t number : unwanted) {
+      if (number < results.size()) dropped.push_back(std::move(results[number]));
+    }
+    unwanted.clear();
+    return dropped;
   }
 
   // Whether it succeeded; if not, Python will find out why.
@@ -208,10 +220,13 @@ struct Work {
       running = nullptr;
       lock.lock();
       if (!succeeded) break;
-      item.job->done = true;
+      std::vector<at::Tensor> dropped = item.job->end();
       finished.push_back(std::move(item));
       items.pop_front();
       ended.notify_all();
+      lock.unlock();
+      dropped.clear();
+      lock.lock();
     }
     place.anywhere();
     return items.front().task;
@@ -261,13 +276,14 @@ class Queue {
   // The first task has been run by Python, with these results or with none that other jobs could take.
   void drop(std::optional<std::vector<at::Tensor>> results) {
     Item item;
+    std::vector<at::Tensor> dropped;
     {
       Lock lock(work->mutex);
       item = std::move(work->items.front());
       work->items.pop_front();
       item.job->lost = !results;
       if (results) item.job->results = std::move(*results);
-      item.job->done = true;
+      dropped = item.job->end();
       work->ended.notify_all();
     }
     item.job->inputs.clear();
@@ -331,6 +347,18 @@ std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs
   return job;
 }
 
+// The results of a job that nobody can ask for, since only this list of its futures refers to them, are dropped when it
+// ends: gradients that the program let go of while they were made would lie beside those of the next step.
+void forget(Job& job, const py::list& futures) {
+  std::vector<at::Tensor> dropped;
+  Lock lock(job.work->mutex);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(futures.ptr()); i++) {
+    if (Py_REFCNT(PyList_GET_ITEM(futures.ptr(), i)) == 1) job.unwanted.push_back(i);
+  }
+  if (job.done) dropped = job.end();
+  lock.unlock();
+}
+
 std::shared_ptr<Code> make_code(const std::string& path, std::vector<size_t> returned,
                                 std::vector<std::pair<size_t, size_t>> replaced, std::vector<size_t> copied) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -351,6 +379,7 @@ void add_runner(PyObject* to) {
       .def("run", &Job::run, py::call_guard<py::gil_scoped_release>())
       .def("is_set", [](const Job& job) { return job.done.load(); })
       .def("wait", [](const Job& job) { if (!job.done) job.work->wait([&] { return job.done.load(); }); })
+      .def("forget", &forget)
       .def("results", [](const Job& job) { return job.results; });
   py::class_<Queue>(module, "Queue", "Cuts in order, and the loop that runs the compiled ones.")
       .def(py::init())

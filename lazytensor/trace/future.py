@@ -43,6 +43,12 @@ class Run:
             future.value = value
         self.futures = self.previous = self.job = self._done = None
 
+    def forget_unseen(self) -> None:
+        """Let a job drop the results that no state and no later cut has a future of, as soon as it has run."""
+        futures, job = self.futures, self.job
+        if futures is not None and job is not None:
+            job.forget(futures)
+
     def keep(self, values: list[Any], errors: dict[int, Any]) -> None:
         """Give out what Python has made: a value for each result, or an error."""
         futures, previous, done = self.futures or [], self.previous, self._done

@@ -19,7 +19,7 @@ from lazytensor.backend.inductor.load import Compiled
 from lazytensor.execute.cores import Share
 from lazytensor.execute.pipeline import pipeline
 from lazytensor.execute.queues import PythonQueue
-from lazytensor.trace.future import settled
+from lazytensor.trace.future import Run, settled
 from lazytensor.trace.storage import state_of
 
 pytestmark = pytest.mark.skipif(
@@ -152,6 +152,50 @@ def test_a_loss_that_is_kept_does_not_keep_its_step(compiled: None) -> None:
     lt.sync(wait=True)
     assert [grad() is None for grad in grads] == [True] * 8
     assert all(loss.item() > 0 for loss in losses)
+
+
+@pytest.mark.parametrize("already", [False, True], ids=["before it has run", "afterwards"])
+def test_a_result_that_nobody_can_see_is_dropped_when_its_step_ends(compiled: None, already: bool) -> None:
+    lt.wait()
+    queue = native.extension().Queue()
+    run = Run([None, None], job=queue.job())
+    job, seen = run.job, run.futures[0]  # type: ignore[index]
+    made = [torch.ones(3), torch.zeros(3)]
+    queue.put("a step that Python runs", job)
+    if not already:
+        run.forget_unseen()
+    assert queue.take() == "a step that Python runs"
+    queue.drop(made)
+    if already:
+        run.forget_unseen()
+    left, dropped = job.results()
+    assert left is made[0] and dropped is None
+    assert seen.now() is made[0]
+
+
+def test_what_a_program_lets_go_of_while_it_is_made_does_not_outlive_its_step(
+    compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+    deliver = Run.deliver
+
+    def watched(run: Run) -> None:
+        if run.job is not None and run.futures is not None and run.has_run():
+            lost.append(sum(result is None for result in run.job.results()))
+        deliver(run)
+
+    monkeypatch.setattr(Run, "deliver", watched)
+    x = torch.randn(700, 700, device="ltc") / 700
+    for _ in range(8):
+        gradient = x
+        for _ in range(6):
+            gradient = gradient @ x
+        x = x + gradient
+        lt.sync()  # takes longer than what is recorded next
+        del gradient
+    lt.wait()
+    assert max(lost) == 1, "the gradient; what the next step takes stays"
+    assert torch.isfinite(x).all()
 
 
 def test_results_that_share_memory_are_copied(compiled: None) -> None:
