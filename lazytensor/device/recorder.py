@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from lazytensor import native
+from lazytensor.backend.contract import Failure
 from lazytensor.codegen.runtime import replacing
-from lazytensor.execute import ahead, budget
+from lazytensor.execute import ahead, budget, cut, fallback
 from lazytensor.trace import ir, record, storage
 
 module: Any = None  # the extension, once it is installed
@@ -42,8 +43,10 @@ def install(kernels: ModuleType) -> bool:
             found.install(
                 "aten::" + stem, overload, kind, own if own is not None and own.table is table else None, table
             )
+        found.install_reader()
     found.enable(True)
     ahead.switched = found.run_ahead
+    cut.use_compiled(found)
     module = found
     return True
 
@@ -67,6 +70,10 @@ def _parts() -> dict[str, Any]:
         "old": ahead._old,
         "born": ahead.born,
         "check_budget": budget.check,
+        "live": storage.live,
+        "effects": storage.effects,
+        "data_of": fallback.data_of,
+        "Failure": Failure,
     }
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lazytensor import native, settings
+from lazytensor import settings
 from lazytensor.backend import memory, openmp, passes, registry
 from lazytensor.backend.contract import Failure, Guard
 from lazytensor.backend.graph import Graph
@@ -109,22 +109,7 @@ def _run_pending(cause: str, wait: bool) -> None:
     report_failures()
     started = time.perf_counter()
     storage.sweep()
-    states: list[Any] = []
-    views: list[ViewState] = []
-    values: list[ir.Value] = []
-    replaced: list[int | None] = []  # the data leaf whose storage an output overwrites
-    for reference in list(storage.live):
-        state = reference()
-        if state is None:
-            continue
-        if state.__class__ is ViewState:
-            views.append(state)
-            continue
-        value = state.value
-        if value is not None and not value.leaf:
-            states.append(state)
-            values.append(value)
-            replaced.append(state.number)
+    states, views, values, replaced = _collect()
     if not values and not storage.effects:
         _forget(views)
         if wait:
@@ -185,6 +170,30 @@ def _run_pending(cause: str, wait: bool) -> None:
     _finish(cause, computation, results, states, views, hit, started, timing)
 
 
+def collect() -> tuple[list[Any], list[ViewState], list[ir.Value], list[int | None]]:
+    """The states that wait for a value, the views, these values, and the data leaf whose storage each overwrites."""
+    states: list[Any] = []
+    views: list[ViewState] = []
+    values: list[ir.Value] = []
+    replaced: list[int | None] = []
+    for reference in list(storage.live):
+        state = reference()
+        if state is None:
+            continue
+        if state.__class__ is ViewState:
+            views.append(state)
+            continue
+        value = state.value
+        if value is not None and not value.leaf:
+            states.append(state)
+            values.append(value)
+            replaced.append(state.number)
+    return states, views, values, replaced
+
+
+_collect = collect  # or the same in C++
+
+
 def _finish(
     cause: str,
     computation: Computation,
@@ -199,7 +208,7 @@ def _finish(
     global last
     computation.runs += 1
     before = time.perf_counter()
-    failures = _install(states, results)
+    failures = [] if _installed(states, results) else _install(states, results)
     _forget(views)
     timing.install = time.perf_counter() - before
     timing.outputs = len(results)
@@ -213,7 +222,7 @@ def _finish(
 
 def _run_here(function: Callable[..., list[Any]], inputs: list[Any]) -> list[Any]:
     """Run a cut on this thread; compiled code without the layers around it, if it can be."""
-    if function.__class__ is Guard and native.extension() is not None:
+    if function.__class__ is Guard:
         job = function.job(inputs, int)  # type: ignore[attr-defined]
         if job is not None and job.run():
             return job.results()  # type: ignore[no-any-return]
@@ -333,6 +342,10 @@ def report_failures() -> None:
         _raise(pipeline.take_failures())
 
 
+# Results given out in C++, which has happened if it says so.
+_installed: Callable[[list[State], list[Any]], bool] = lambda states, results: False  # noqa: E731
+
+
 def _install(states: list[State], results: list[Any]) -> list[Failure]:
     failures = []
     for state, result in zip(states, results, strict=False):
@@ -354,7 +367,14 @@ def _install(states: list[State], results: list[Any]) -> list[Failure]:
 
 
 def _forget(views: list[ViewState]) -> None:
-    """Begin a new trace: leaves are numbered anew."""
+    """Begin a new trace."""
+    _renumber(views)
+    if ahead.on is not None:
+        ahead.begin()
+
+
+def renumber(views: list[ViewState]) -> None:
+    """Leaves are numbered anew."""
     for reference in storage.leaf_states:
         state = reference()
         if state is not None:
@@ -368,8 +388,15 @@ def _forget(views: list[ViewState]) -> None:
     storage.leaf_data.clear()
     storage.leaf_states.clear()
     storage.effects.clear()
-    if ahead.on is not None:
-        ahead.begin()
+
+
+_renumber = renumber  # or the same in C++
+
+
+def use_compiled(extension: Any) -> None:
+    """Let C++ do what a cut does for each state (``native/recorder.cpp``), as it is done here."""
+    global _collect, _installed, _renumber
+    _collect, _installed, _renumber = extension.collect, extension.install_results, extension.forget
 
 
 def _raise(failures: list[Failure]) -> None:

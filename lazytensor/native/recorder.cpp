@@ -8,6 +8,8 @@
 // The one miss that it takes is that of an op in a step that is run as it is recorded (lazytensor/execute/ahead.py): it
 // runs the op on the data of its arguments, and lets Python make the node from what came out.
 //
+// What a cut does for each state (lazytensor/execute/cut.py) and the way of `.item()` into Python are here, too.
+//
 // Everything here runs under the interpreter's lock.  Objects that live as long as the process are never released.
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -62,6 +64,7 @@ struct {
   PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
   PyObject *sweep, *make, *make_view, *write, *value_of_state, *aliased, *number_leaf;  // functions for the rarer cases
   PyObject *young, *old, *born, *spec, *check_budget;  // of what is run ahead
+  PyObject *live, *effects, *data_of, *Failure;  // of cuts and reads
   Py_ssize_t most_fresh;
   // where the slots are
   Py_ssize_t state_value, state_base, state_parent, state_proto, state_spec, state_views, state_data, state_number, state_error;
@@ -780,6 +783,10 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.born = get("born");
   model.spec = get("spec");
   model.check_budget = get("check_budget");
+  model.live = get("live");
+  model.effects = get("effects");
+  model.data_of = get("data_of");
+  model.Failure = get("Failure");
   model.most_fresh = PyLong_AsSsize_t(get("FRESH"));
   model.state_value = offset_of(model.State, "value");
   model.state_base = offset_of(model.State, "base");
@@ -809,6 +816,106 @@ PyObject* begin(PyObject*, PyObject* parts) {
   END_HANDLE_TH_ERRORS
 }
 
+// --- cuts and reads --------------------------------------------------------------------------------------------------
+
+// The object behind a weak reference, or none.
+Ref held(PyObject* reference) {
+  PyObject* found = nullptr;
+  if (PyWeakref_Check(reference)) ok(PyWeakref_GetRef(reference, &found));
+  return Ref(found);
+}
+
+// collect(): the states that wait for a value, the views, these values, and the data leaf that each state was or None.
+PyObject* collect(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  Ref states(ok(PyList_New(0))), views(ok(PyList_New(0))), values(ok(PyList_New(0))), numbers(ok(PyList_New(0)));
+  Py_ssize_t position = 0;
+  PyObject* reference;
+  while (PyDict_Next(model.live, &position, &reference, nullptr)) {
+    Ref state = held(reference);
+    if (state.p == nullptr) continue;
+    if (Py_TYPE(state.p) == model.ViewState) {
+      ok(PyList_Append(views.p, state.p));
+      continue;
+    }
+    PyObject* value = slot(state.p, model.state_value);
+    if (absent(value) || slot(value, model.value_leaf) == Py_True) continue;
+    PyObject* number = slot(state.p, model.state_number);
+    ok(PyList_Append(states.p, state.p));
+    ok(PyList_Append(values.p, value));
+    ok(PyList_Append(numbers.p, number == nullptr ? Py_None : number));
+  }
+  return PyTuple_Pack(4, states.p, views.p, values.p, numbers.p);
+  END_HANDLE_TH_ERRORS
+}
+
+// install_results(states, results): let each state have its result; False, and nothing done, if one is a failure.
+PyObject* install_results(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *states, *given;
+  if (!PyArg_ParseTuple(args, "O!O", &PyList_Type, &states, &given)) return nullptr;
+  Ref results(ok(PySequence_Fast(given, "results are a list or a tuple")));
+  Py_ssize_t count = PySequence_Fast_GET_SIZE(results.p);
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (reinterpret_cast<PyObject*>(Py_TYPE(PySequence_Fast_GET_ITEM(results.p, i))) == model.Failure) Py_RETURN_FALSE;
+  if (count < PyList_GET_SIZE(states)) Py_RETURN_FALSE;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(states); i++) {
+    PyObject* state = PyList_GET_ITEM(states, i);
+    if (absent(slot(state, model.state_spec)))
+      set_slot(state, model.state_spec, slot(slot(state, model.state_value), model.value_spec));
+    set_slot(state, model.state_data, PySequence_Fast_GET_ITEM(results.p, i));
+    set_slot(state, model.state_value, Py_None);
+  }
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// forget(views): begin a new trace, in which leaves are numbered anew.
+PyObject* forget(PyObject*, PyObject* views) {
+  HANDLE_TH_ERRORS
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(model.leaf_states); i++) {
+    Ref state = held(PyList_GET_ITEM(model.leaf_states, i));
+    if (state.p == nullptr) continue;
+    set_slot(state.p, model.state_number, Py_None);
+    PyObject* value = slot(state.p, model.state_value);
+    if (!absent(value) && slot(value, model.value_leaf) == Py_True) set_slot(state.p, model.state_value, Py_None);
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(views); i++) set_slot(PyList_GET_ITEM(views, i), model.state_value, Py_None);
+  PyDict_Clear(model.live);
+  for (PyObject* list : {model.numbers, model.leaf_data, model.leaf_states, model.effects})
+    ok(PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// `.item()`, `bool()`, `float()`: Python finds the data, after a cut if need be, and C++ reads it.
+class Reader final : public c10::OperatorKernel {
+ public:
+  explicit Reader(c10::SafeKernelFunction python) : python(std::move(python)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return python.callBoxed(op, keys, stack);
+    pybind11::gil_scoped_acquire gil;
+    static PyObject* const cause = PyUnicode_InternFromString("item");
+    Ref shell(ok(THPVariable_Wrap(stack->back().toTensor())));
+    Ref data(ok(PyObject_CallFunctionObjArgs(model.data_of, shell.p, cause, nullptr)));
+    at::Tensor found = THPVariable_Unpack(data.p);
+    stack->pop_back();
+    stack->emplace_back(found.item());
+  }
+
+ private:
+  c10::SafeKernelFunction python;
+};
+
+void install_reader() {
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_local_scalar_dense", "");
+  auto reader = std::make_unique<Reader>(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
+  new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(  // never taken back
+      op.operator_name(), c10::DispatchKey::PrivateUse1,
+      c10::KernelFunction::makeFromBoxedFunctor<Reader>(std::move(reader)), std::nullopt, nullptr, "lazytensor"));
+}
+
 // enable(flag): whether the compiled path is taken; the Python kernels do everything otherwise.
 PyObject* enable(PyObject*, PyObject* flag) {
   bool before = enabled;
@@ -829,6 +936,15 @@ PyMethodDef methods[] = {
     {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
     {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
     {"run_ahead", run_ahead, METH_O, "Run new ops as they are recorded, or leave them to Python."},
+    {"install_reader", [](PyObject*, PyObject*) -> PyObject* {
+       HANDLE_TH_ERRORS
+       install_reader();
+       Py_RETURN_NONE;
+       END_HANDLE_TH_ERRORS
+     }, METH_NOARGS, "Put the compiled read before the Python kernel of `.item()`."},
+    {"collect", collect, METH_NOARGS, "What waits for a value: states, views, values, data leaves."},
+    {"install_results", install_results, METH_VARARGS, "Let states have their results; False if one is a failure."},
+    {"forget", forget, METH_O, "Begin a new trace."},
     {"enabled", is_enabled, METH_NOARGS, "Whether the compiled path is taken."},
     {nullptr, nullptr, 0, nullptr}};
 

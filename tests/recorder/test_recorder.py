@@ -16,8 +16,10 @@ import torch
 import lazytensor as lt
 from lazytensor import native
 from lazytensor.backend import compiler
+from lazytensor.backend.contract import Failure
 from lazytensor.device import recorder
 from lazytensor.device.registration import generated_kernels
+from lazytensor.execute import cut
 from lazytensor.native import build
 from lazytensor.trace import storage
 
@@ -259,3 +261,64 @@ def test_random_programs_agree_with_the_python_kernels_too() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_it
+def test_a_cut_collects_and_forgets_what_python_does(compiled: Any) -> None:
+    lt.wait()
+    kept = tensors()
+    kept["written"] = kept["x"].add_(1)
+    kept["view"] = kept["w"][1:]
+    kept["part"] = kept["view"].t()
+    kept["new"] = kept["part"] @ kept["view"]
+    kept["y"].sin()  # nobody holds it
+    storage.sweep()
+    ours, theirs = compiled.collect(), cut.collect()
+    assert ours == theirs and len(ours[0]) >= 2 and len(ours[1]) >= 2
+    assert all(a is b for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine, other, strict=True))
+    del ours, theirs
+    lt.sync(wait=True)
+    assert not (storage.live or storage.leaf_data or storage.leaf_states or storage.numbers or storage.effects)
+    assert all(storage.state_of(t).value is None for t in kept.values())
+    assert storage.state_of(kept["x"]).number is None
+    torch.testing.assert_close(kept["new"].cpu(), kept["w"].cpu()[1:].t() @ kept["w"].cpu()[1:])
+
+
+@needs_it
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_results_are_given_out_unless_one_is_a_failure(compiled: Any, kind: type) -> None:
+    lt.wait()
+    x = torch.ones(3, device="ltc") + 1
+    y = x * 2
+    storage.sweep()
+    states, _, values, _ = compiled.collect()
+    failure = Failure(RuntimeError("no"), values[0].node)
+    made = [torch.full((3,), 2.0), torch.full((3,), 4.0)]
+    assert len(states) == 2 and not compiled.install_results(states, kind([made[0], failure]))
+    assert not compiled.install_results(states, kind(made[:1]))
+    assert [state.value for state in states] == values, "nothing was done"
+    assert compiled.install_results(states, kind(made))
+    assert [state.data for state in states] == made and states[0].value is None
+    cut.renumber([])
+    assert y.tolist() == [4, 4, 4]
+
+
+@needs_it
+def test_reading_a_number_does_not_enter_the_python_kernel(compiled: Any) -> None:
+    x = torch.tensor([3.5, -2.0]).to("ltc")
+    z = torch.tensor([1 + 2j]).to("ltc")
+    called: list[str] = []
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(watch)
+    try:
+        read = [x.sum().item(), (x > 0)[0].item(), x.to(torch.int64)[1].item(), z.conj()[0].item(), float(x[0])]
+    finally:
+        sys.setprofile(None)
+    assert read == [1.5, True, -2, 1 - 2j, 3.5] and [type(r) for r in read] == [float, bool, int, complex, float]
+    assert called.count("data_of") == 5 and "local_scalar_dense" not in called
+    with pytest.raises(RuntimeError, match="a Tensor with 2 elements cannot be converted to Scalar"):
+        x.item()

@@ -65,15 +65,19 @@ class Compiled:
 
     def job(self, inputs: list[Any], threads: Callable[[], int], copied: tuple[int, ...]) -> Any:
         """The same as something that runs without Python, later, on inputs that may not be there yet: then these are
-        futures of other such jobs.  None if they are others.  ``copied`` results get memory of their own.
+        futures of other such jobs.  None if they are others, or where the extension has not been built.  ``copied``
+        results get memory of their own.
         """
+        extension = native.extension()
+        if extension is None:
+            return None
         floats, ints = [inputs[i] for i in self.floats], [inputs[i] for i in self.ints]
         code = self._codes.get(copied)
         if code is None:
             replaced = list(self.replaces.items())
-            native.extension().open_arena(settings.keep_bytes)
-            code = self._codes[copied] = native.extension().Code(self.path, self.returned, replaced, list(copied))
-        return native.extension().Job.of(code, inputs, self.data_count, floats, ints, threads())
+            extension.open_arena(settings.keep_bytes)
+            code = self._codes[copied] = extension.Code(self.path, self.returned, replaced, list(copied))
+        return extension.Job.of(code, inputs, self.data_count, floats, ints, threads())
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the compiled graph."""
