@@ -87,15 +87,8 @@ last = CutTiming()
 
 def pending() -> list[State]:
     """The states that wait for a value, in the order in which they were recorded."""
-    found: list[State] = []
     storage.sweep()
-    for reference in list(storage.live):
-        state = reference()
-        if state is not None and state.__class__ is not ViewState:
-            value = state.value
-            if value is not None and not value.leaf:
-                found.append(state)  # type: ignore[arg-type]
-    return found
+    return _collect()[0]
 
 
 def cut(cause: str = "sync", wait: bool = False) -> None:
