@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch as _torch
@@ -54,6 +55,23 @@ def forget_shortcut_on_data_assignment() -> None:
         tensor.__dict__.pop("_lt", None)
 
     torch.Tensor.data = property(descriptor.__get__, set_data, doc=descriptor.__doc__)
+
+
+def ask_cpp_for_states(state_in_cpp: Callable[[_torch.UntypedStorage], Any]) -> None:
+    """The compiled recorder makes tensors without their ``_lt`` attributes, which Python finds when it looks for them.
+
+    Symptom: "'UntypedStorage' object has no attribute '_lt'" from a Python kernel; a tensor's own is but a shortcut.
+    """
+
+    def find(self: _torch.UntypedStorage, name: str) -> Any:
+        if name == "_lt":
+            found = state_in_cpp(self)
+            if found is not None:
+                self._lt = found  # type: ignore[attr-defined]
+                return found
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    torch.UntypedStorage.__getattr__ = find
 
 
 def forget_nodes_on_default_dtype() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from lazytensor import native
 from lazytensor.backend.contract import Failure
 from lazytensor.codegen.runtime import replacing
+from lazytensor.device import patches
 from lazytensor.execute import ahead, budget, cut, fallback
 from lazytensor.trace import ir, record, storage
 
@@ -47,6 +48,9 @@ def install(kernels: ModuleType) -> bool:
     found.enable(True)
     ahead.switched = found.run_ahead
     cut.use_compiled(found)
+    storage.adopt, storage.flush_numbers, storage.view_in_cpp = found.adopt, found.flush_numbers, found.view
+    record.forget_calls = found.forget_calls
+    patches.ask_cpp_for_states(found.state)
     module = found
     return True
 

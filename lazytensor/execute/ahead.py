@@ -164,6 +164,7 @@ def _wanted() -> bool:
         return False
     if events.take_over is not None or events.profiling() or storage.effects:
         return False
+    storage.adopt()
     if len(storage.fresh) + len(storage.live) > _FEW:
         return False
     frame = source.user_frame(sys._getframe(1))
@@ -242,6 +243,7 @@ _CPU = torch.device("cpu")
 def _look() -> None:
     """Drop what no tensor can see any more.  What was made since the last look stays: a kernel may be at work on it."""
     global _young_bytes
+    storage.adopt()
     storage.sweep()
     states = [reference() for reference in list(storage.live)]
     seen = {state.value for state in states if state is not None}

@@ -86,7 +86,8 @@ last = CutTiming()
 
 
 def pending() -> list[State]:
-    """The states that wait for a value, in the order in which they were recorded."""
+    """The states that wait for a value, in the order in which their values were first recorded."""
+    storage.adopt()
     storage.sweep()
     return _collect()[0]
 
@@ -101,6 +102,7 @@ def _run_pending(cause: str, wait: bool) -> None:
     global hits, misses
     report_failures()
     started = time.perf_counter()
+    storage.adopt()
     storage.sweep()
     states, views, values, replaced = _collect()
     if not values and not storage.effects:
@@ -164,24 +166,27 @@ def _run_pending(cause: str, wait: bool) -> None:
 
 
 def collect() -> tuple[list[Any], list[ViewState], list[ir.Value], list[int | None]]:
-    """The states that wait for a value, the views, these values, and the data leaf whose storage each overwrites."""
-    states: list[Any] = []
+    """The states that wait for a value, the views, these values, and the data leaf whose storage each overwrites.
+
+    What a state is worth and which leaf it was decide its place, not who made it when: the same results are one graph.
+    """
+    waiting: list[State] = []
     views: list[ViewState] = []
-    values: list[ir.Value] = []
-    replaced: list[int | None] = []
     for reference in list(storage.live):
         state = reference()
         if state is None:
             continue
         if state.__class__ is ViewState:
             views.append(state)
-            continue
-        value = state.value
-        if value is not None and not value.leaf:
-            states.append(state)
-            values.append(value)
-            replaced.append(state.number)
-    return states, views, values, replaced
+        elif state.value is not None and not state.value.leaf:
+            waiting.append(state)  # type: ignore[arg-type]
+    waiting.sort(key=_place)
+    return waiting, views, [s.value for s in waiting], [s.number for s in waiting]  # type: ignore[misc]
+
+
+def _place(state: State) -> tuple[int, int, int]:
+    value: Any = state.value
+    return value.node.seq, value.index, -1 if state.number is None else state.number
 
 
 _collect = collect  # or the same in C++

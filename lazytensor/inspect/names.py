@@ -15,7 +15,6 @@ import torch
 
 from lazytensor.trace import source, storage
 from lazytensor.trace.ir import DATA, Value
-from lazytensor.trace.storage import ViewState
 
 _names: dict[int, str] = {}  # by id of a state that is alive while names are looked up
 
@@ -73,9 +72,7 @@ def _note_any(value: Any, name: str) -> None:
 def _note(tensor: torch.Tensor, name: str) -> None:
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.device.type != "ltc":
         return
-    state = tensor.__dict__.get("_lt")
-    if isinstance(state, ViewState):
-        state = state.base
+    state = getattr(tensor.untyped_storage(), "_lt", None)
     if isinstance(state, storage.State):
         _names.setdefault(id(state), name)
 

@@ -25,7 +25,7 @@ from lazytensor.backend import compiler, diskcache
 
 log = logging.getLogger("lazytensor")
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp", "arena.cpp"))
-_HEADERS = (Path(__file__).with_name("arena.h"),)
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("objects.h", "cells.h", "guard.h", "arena.h"))
 LIBRARY = "native.so"
 
 

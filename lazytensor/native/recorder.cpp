@@ -1,16 +1,18 @@
 // The hit path of the recording kernels, compiled: what a generated Python kernel does when its table knows the structure.
 //
-// It shares everything with the Python kernels: the tables, the states, the list of fresh states, the lifted numbers.
-// Whatever it does not know how to do, and every lookup that misses, it leaves to the Python kernel, as if it had not
-// been there.  So it holds no policy: only how to bring arguments into canonical form, look the key up, and make the
-// result, for the kinds of arguments and results that schemas have.  lazytensor/device/recorder.py installs it.
+// A call that was seen before is found without the interpreter's lock: its arguments are words (`Recorder::words`), its results
+// tensors whose values C++ keeps until Python asks for them (cells.h).  A call that is not found there is looked up in the
+// tables of the Python kernels, on their states; whatever this file does not know how to do, and every lookup that misses,
+// is left to the Python kernel, as if this had not been there.  So it holds no policy: only how to bring arguments into
+// canonical form, look the key up, and make the result, for the kinds of arguments and results that schemas have.
+// lazytensor/device/recorder.py installs it.
 //
 // The one miss that it takes is that of an op in a step that is run as it is recorded (lazytensor/execute/ahead.py): it
 // runs the op on the data of its arguments, and lets Python make the node from what came out.
 //
 // What a cut does for each state (lazytensor/execute/cut.py) and the way of `.item()` into Python are here, too.
 //
-// Everything here runs under the interpreter's lock.  Objects that live as long as the process are never released.
+// All but that first way runs under the interpreter's lock.  Objects that live as long as the process are never released.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -27,69 +29,17 @@
 #include <torch/csrc/utils/tensor_layouts.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include "cells.h"
+#include "guard.h"
+#include "objects.h"
+
 namespace {
 
 using Stack = torch::jit::Stack;
 
-// --- references and errors -------------------------------------------------------------------------------------------
-
-// A reference that is given back at the end of its scope.
-struct Ref {
-  PyObject* p = nullptr;
-  Ref() = default;
-  explicit Ref(PyObject* owned) : p(owned) {}
-  Ref(Ref&& other) noexcept : p(other.p) { other.p = nullptr; }
-  Ref& operator=(Ref&& other) noexcept { std::swap(p, other.p); return *this; }
-  Ref(const Ref&) = delete;
-  ~Ref() { Py_XDECREF(p); }
-  PyObject* release() { PyObject* out = p; p = nullptr; return out; }
-};
-
-// A Python call that raised: the error is on its way to the program.
-PyObject* ok(PyObject* result) {
-  if (result == nullptr) throw python_error();
-  return result;
-}
-void ok(int status) {
-  if (status < 0) throw python_error();
-}
-
-// The call is for the Python kernel.
-struct Leave {};
-
-// --- what the Python side hands over (names as in lazytensor.trace) ---------------------------------------------------
-
-struct {
-  PyTypeObject *State, *ViewedState, *ViewState, *Value;
-  PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
-  PyObject *sweep, *make, *make_view, *write, *value_of_state, *aliased, *number_leaf;  // functions for the rarer cases
-  PyObject *young, *old, *born, *spec, *check_budget;  // of what is run ahead
-  PyObject *live, *effects, *data_of, *Failure;  // of cuts and reads
-  Py_ssize_t most_fresh;
-  // where the slots are
-  Py_ssize_t state_value, state_base, state_parent, state_proto, state_spec, state_views, state_data, state_number, state_error;
-  Py_ssize_t value_leaf, value_plain, value_size, value_dtype, value_spec, value_node, node_args;
-  Py_ssize_t spec_stride, spec_offset, spec_bits, spec_device;
-} model;
-
-PyObject *lt_name, *class_name;
-c10::Allocator* allocator;
-bool enabled = false;
-bool ahead = false;  // whether new ops are run as they are recorded
-
-PyObject*& slot(PyObject* object, Py_ssize_t offset) {
-  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
-}
-
-void set_slot(PyObject* object, Py_ssize_t offset, PyObject* value) {
-  PyObject*& place = slot(object, offset);
-  PyObject* old = place;
-  Py_INCREF(value);
-  place = value;
-  Py_XDECREF(old);
-}
-
-bool absent(PyObject* object) { return object == nullptr || object == Py_None; }
+std::atomic<bool> enabled{false};
+std::atomic<bool> inside{false};  // whether the owner records without the lock just now
+bool ahead = false;               // whether new ops are run as they are recorded
 
 // --- arguments -------------------------------------------------------------------------------------------------------
 
@@ -107,7 +57,6 @@ struct Argument {
 struct Call {
   Stack* stack;
   size_t first;         // where the arguments begin on the stack
-  PyObject* state = nullptr;  // of the first tensor argument (borrowed: the tensor holds it)
   Py_ssize_t lifted;    // how many numbers there were before
   c10::IValue& at(size_t i) const { return (*stack)[first + i]; }
 };
@@ -146,23 +95,104 @@ Ref geometry(const at::Tensor& tensor, int device) {
   return Ref(ok(PyTuple_Pack(6, size.p, stride.p, offset.p, dtype, index.p, bits.p)));
 }
 
+void track(PyObject* state) {
+  ok(PyList_Append(model.fresh, state));
+  if (PyList_GET_SIZE(model.fresh) > model.most_fresh) Ref(ok(PyObject_CallNoArgs(model.sweep)));
+}
+
+// The State of a cell, made if there is none.
+PyObject* state_in(Cell* cell) {
+  if (cell->state != nullptr) return cell->state;
+  Ref state(ok(model.State->tp_alloc(model.State, 0)));
+  set_slot(state.p, model.state_value, cell->value);
+  cell->state = state.release();
+  release(cell->known);
+  cell->known = nullptr;
+  cell->value = nullptr;
+  track(cell->state);
+  return cell->state;
+}
+
+// A view of a storage; as storage.new_view.  `holds`: whether it is that of the storage's present value.
+Ref new_view(PyObject* base, PyObject* parent, PyObject* value, bool holds = true) {
+  if (Py_TYPE(base) == model.State) ok(PyObject_SetAttr(base, class_name, reinterpret_cast<PyObject*>(model.ViewedState)));
+  if (absent(slot(base, model.state_views))) {
+    Ref views(ok(PyDict_New()));
+    set_slot(base, model.state_views, views.p);
+  }
+  PyObject* views = slot(base, model.state_views);
+  PyObject* spec = slot(value, model.value_spec);
+  if (PyObject* known = PyDict_GetItem(views, spec)) {
+    PyObject* view = nullptr;
+    ok(PyWeakref_GetRef(known, &view));
+    if (view != nullptr) return Ref(view);
+  }
+  Ref view(ok(model.ViewState->tp_alloc(model.ViewState, 0)));
+  set_slot(view.p, model.state_value, holds ? value : Py_None);
+  set_slot(view.p, model.state_proto, value);
+  set_slot(view.p, model.state_base, base);
+  set_slot(view.p, model.state_parent, parent);
+  Ref weak(ok(PyWeakref_NewRef(view.p, nullptr)));
+  ok(PyDict_SetItem(views, spec, weak.p));
+  track(view.p);
+  return view;
+}
+
+// The ViewState of a view that C++ made.
+Ref view_in(Cell* cell, const View& view) {
+  PyObject* base = state_in(cell);
+  Ref parent = view.parent == nullptr ? Ref(Py_NewRef(base)) : view_in(cell, *view.parent);
+  return new_view(base, parent.p, view.value, value_in(cell) == view.over);
+}
+
+// The ViewState of a tensor that sees part of a storage in a way that C++ made, or none.
+Ref known_view(const at::Tensor& tensor, PyObject* base) {
+  Cell* cell = cell_of(tensor.unsafeGetTensorImpl());
+  if (cell == nullptr || cell->state != base) return Ref();
+  for (auto& view : cell->views)
+    if (looks_like(tensor.unsafeGetTensorImpl(), view->geometry)) return view_in(cell, *view);
+  return Ref();
+}
+
+// Let the storage lead to its State, so that C++ finds it without the lock.
+void tie(const at::Tensor& tensor, PyObject* state) {
+  c10::StorageImpl* memory = tensor.storage().unsafeGetStorageImpl();
+  if (tensor.device().index() != 0 || memory->data_ptr().get_context() != nullptr) return;
+  Cell* cell = new Cell;
+  cell->state = Py_NewRef(state);
+  memory->set_data_ptr_noswap(memory_for(cell));
+}
+
+// The state of a whole storage, or none (borrowed: the storage holds it).
+PyObject* base_of(const at::Tensor& tensor) {
+  c10::StorageImpl* memory = tensor.storage().unsafeGetStorageImpl();
+  PyObject* base = tied(memory->pyobj_slot()->load_pyobj());
+  Cell* cell = cell_of(tensor.unsafeGetTensorImpl());
+  if (base == nullptr && cell != nullptr) base = state_in(cell);
+  return base == nullptr || Py_TYPE(base) == model.ViewState ? nullptr : base;
+}
+
 // The state that a tensor looks at; as storage.state_of.
 PyObject* state_of(const at::Tensor& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (impl->device_type() != c10::DeviceType::PrivateUse1 || impl->key_set().has(c10::DispatchKey::Python)) throw Leave();
   PyObject* shell = impl->pyobj_slot()->load_pyobj();
-  if (PyObject* state = tied(shell)) return state;
-  // PyTorch made this alias in C++: its storage knows.
+  PyObject* known = tied(shell);
+  if (known != nullptr && Py_TYPE(known) == model.ViewState) return known;
   if (!impl->has_storage() || !impl->unsafe_storage()) throw Leave();
-  PyObject* base = tied(impl->unsafe_storage().unsafeGetStorageImpl()->pyobj_slot()->load_pyobj());
-  if (base == nullptr || Py_TYPE(base) == model.ViewState || tensor.is_conj() || tensor.is_neg()) throw Leave();
+  PyObject* base = base_of(tensor);
+  if (base == nullptr) throw Leave();
+  if (cell_of(impl) == nullptr) tie(tensor, base);
+  if (known != nullptr) return known;
+  // PyTorch or the compiled recorder made this alias in C++: its storage knows.
+  if (tensor.is_conj() || tensor.is_neg()) throw Leave();
   PyObject* spec = PyDict_GetItem(model.specs, geometry(tensor, tensor.device().index()).p);
   if (spec == nullptr) throw Leave();
-  Ref state(spec == whole(base) ? Py_NewRef(base) : ok(PyObject_CallFunctionObjArgs(model.aliased, base, spec, nullptr)));
-  if (shell != nullptr || state.p != base) {  // a view is held by the tensors that look at it, and by nothing else
-    Ref held(ok(THPVariable_Wrap(tensor)));
-    ok(PyObject_SetAttr(held.p, lt_name, state.p));
-  }
+  if (spec == whole(base)) return base;
+  Ref state = known_view(tensor, base);
+  if (state.p == nullptr) state = Ref(ok(PyObject_CallFunctionObjArgs(model.aliased, base, spec, nullptr)));
+  Ref held(ok(THPVariable_Wrap(tensor)));  // a view is held by the tensors that look at it, and by nothing else
+  ok(PyObject_SetAttr(held.p, lt_name, state.p));
   return state.p;
 }
 
@@ -221,12 +251,16 @@ Ref wrapped(const at::Tensor& tensor) {
   }
 }
 
-Ref tensor(Call& call, const at::Tensor& tensor) {
+Ref tensor(const at::Tensor& tensor) {
   if (!tensor.defined()) return Ref(Py_NewRef(Py_None));
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return lift(wrapped(tensor));
+  Sight sight;
+  if (see(tensor.unsafeGetTensorImpl(), sight)) return Ref(Py_NewRef(sight.value));
   PyObject* state = state_of(tensor);
-  if (call.state == nullptr) call.state = state;
-  return value_of(state);
+  Ref value = value_of(state);
+  Cell* cell = cell_of(tensor.unsafeGetTensorImpl());
+  if (cell != nullptr && cell->state == state && Py_TYPE(state) != model.ViewState) cell->whole = geometry_of(whole(state));
+  return value;
 }
 
 template <class List, class Each>
@@ -253,13 +287,13 @@ Ref canonical(Call& call, const Argument& argument, const c10::IValue& value, bo
   switch (argument.form) {
     case Form::Tensor:
       if (value.isNone()) return Ref(Py_NewRef(Py_None));
-      return tensor(call, value.toTensor());
+      return tensor(value.toTensor());
     case Form::Tensors: {
       if (!value.isList()) throw Leave();
       auto items = value.toListRef();
-      return tuple(items, [&](const c10::IValue& item) {
+      return tuple(items, [](const c10::IValue& item) {
         if (item.isNone()) return Ref(Py_NewRef(Py_None));
-        return tensor(call, item.toTensor());
+        return tensor(item.toTensor());
       });
     }
     case Form::Lifted:
@@ -301,23 +335,6 @@ Ref canonical(Call& call, const Argument& argument, const c10::IValue& value, bo
 
 // --- results ---------------------------------------------------------------------------------------------------------
 
-using Dims = c10::SmallVector<int64_t, 8>;
-
-Dims dims(PyObject* tuple) {
-  Dims made;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) made.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i)));
-  return made;
-}
-
-at::ScalarType dtype_of(PyObject* value) {
-  return reinterpret_cast<THPDtype*>(slot(value, model.value_dtype))->scalar_type;
-}
-
-void track(PyObject* state) {
-  ok(PyList_Append(model.fresh, state));
-  if (PyList_GET_SIZE(model.fresh) > model.most_fresh) Ref(ok(PyObject_CallNoArgs(model.sweep)));
-}
-
 at::Tensor unpacked(Ref shell) { return THPVariable_Unpack(shell.p); }
 
 void attach(const at::Tensor& tensor, PyObject* state) {
@@ -325,79 +342,50 @@ void attach(const at::Tensor& tensor, PyObject* state) {
   ok(PyObject_SetAttr(shell.p, lt_name, state));
 }
 
-// A new tensor over a new storage with this value; as storage.make.
-at::Tensor make(PyObject* value) {
-  PyObject* spec = slot(value, model.value_spec);
-  bool plain = slot(value, model.value_plain) == Py_True;
-  if (!plain && (PyLong_AsLong(slot(spec, model.spec_device)) != 0 || PyLong_AsLong(slot(spec, model.spec_bits)) != 0))
-    return unpacked(Ref(ok(PyObject_CallOneArg(model.make, value))));
+// A new tensor over a new storage with this result; as storage.make.
+at::Tensor make(Known* known, const Result& result) {
+  if (result.value == nullptr) return {};
+  const Geometry* geometry = result.geometry;
+  if (!geometry->ordinary) return unpacked(Ref(ok(PyObject_CallOneArg(model.make, result.value))));
   // As torch._C._acc.create_empty_tensor makes it: no bytes, and an allocator that lets the Meta kernels give it some.
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, 0)),
-                   allocator, true),
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype_of(value)));
-  if (plain) {
-    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(dims(slot(value, model.value_size)));
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, memory_for(new_cell(known, result)), allocator, true),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(geometry->dtype));
+  if (geometry->plain) {
+    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(geometry->size);
   } else {
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
-        dims(slot(value, model.value_size)), dims(slot(spec, model.spec_stride)),
-        PyLong_AsLongLong(slot(spec, model.spec_offset)));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry->size, geometry->stride, geometry->offset);
   }
-  Ref state(ok(model.State->tp_alloc(model.State, 0)));
-  set_slot(state.p, model.state_value, value);
-  attach(tensor, state.p);
-  Ref memory(ok(THPStorage_Wrap(tensor.storage())));
-  ok(PyObject_SetAttr(memory.p, lt_name, state.p));
-  track(state.p);
   return tensor;
 }
 
-// A view of a storage; as storage.new_view.
-Ref new_view(PyObject* base, PyObject* parent, PyObject* value) {
-  if (Py_TYPE(base) == model.State) ok(PyObject_SetAttr(base, class_name, reinterpret_cast<PyObject*>(model.ViewedState)));
-  if (absent(slot(base, model.state_views))) {
-    Ref views(ok(PyDict_New()));
-    set_slot(base, model.state_views, views.p);
-  }
-  PyObject* views = slot(base, model.state_views);
-  PyObject* spec = slot(value, model.value_spec);
-  if (PyObject* known = PyDict_GetItem(views, spec)) {
-    PyObject* view = nullptr;
-    ok(PyWeakref_GetRef(known, &view));
-    if (view != nullptr) return Ref(view);
-  }
-  Ref view(ok(model.ViewState->tp_alloc(model.ViewState, 0)));
-  set_slot(view.p, model.state_value, value);
-  set_slot(view.p, model.state_proto, value);
-  set_slot(view.p, model.state_base, base);
-  set_slot(view.p, model.state_parent, parent);
-  Ref weak(ok(PyWeakref_NewRef(view.p, nullptr)));
-  ok(PyDict_SetItem(views, spec, weak.p));
-  track(view.p);
-  return view;
+at::Tensor alias(const at::Tensor& tensor, const Geometry* geometry) {
+  auto made = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(geometry->size, geometry->stride, geometry->offset);
+  return made;
+}
+
+// Whether C++ can make this view of a tensor: all but the dtype and the bits may change.
+bool can_alias(const at::Tensor& tensor, const Geometry* geometry) {
+  return geometry->dtype == tensor.scalar_type() && geometry->ordinary && !tensor.is_conj() && !tensor.is_neg();
 }
 
 // A new tensor over the storage of another; as storage.make_view.
-at::Tensor make_view(const at::Tensor& tensor, PyObject* parent, PyObject* value) {
-  PyObject* spec = slot(value, model.value_spec);
-  if (dtype_of(value) != tensor.scalar_type() || PyLong_AsLong(slot(spec, model.spec_bits)) != 0 || tensor.is_conj() ||
-      tensor.is_neg()) {
+at::Tensor make_view(const at::Tensor& tensor, Known* known, const Result& result) {
+  Sight sight;
+  if (can_alias(tensor, result.geometry) && see(tensor.unsafeGetTensorImpl(), sight) && add_view(sight, known, result))
+    return alias(tensor, result.geometry);
+  PyObject* parent = state_of(tensor);
+  if (!can_alias(tensor, result.geometry)) {
     attach(tensor, parent);  // where the Python function looks for it
     Ref shell(ok(THPVariable_Wrap(tensor)));
-    return unpacked(Ref(ok(PyObject_CallFunctionObjArgs(model.make_view, shell.p, value, nullptr))));
+    return unpacked(Ref(ok(PyObject_CallFunctionObjArgs(model.make_view, shell.p, result.value, nullptr))));
   }
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
-  alias.unsafeGetTensorImpl()->set_sizes_and_strides(
-      dims(slot(value, model.value_size)), dims(slot(spec, model.spec_stride)),
-      PyLong_AsLongLong(slot(spec, model.spec_offset)));
   PyObject* base = Py_TYPE(parent) == model.ViewState ? slot(parent, model.state_base) : parent;
-  if (spec == whole(base)) {
-    attach(alias, base);
-  } else {
-    attach(alias, new_view(base, parent, value).p);
-  }
-  return alias;
+  at::Tensor made = alias(tensor, result.geometry);
+  if (result.geometry->spec != whole(base)) attach(made, new_view(base, parent, result.value).p);
+  return made;
 }
 
 // Let the tensor have this value; as storage.write.
@@ -469,6 +457,12 @@ Ref spec_of(const at::Tensor& tensor) {
   return Ref(ok(PyObject_CallObject(model.spec, key.p)));
 }
 
+// Let Python see the numbers that were lifted without it.
+void flush_numbers() {
+  for (const c10::IValue& value : lifted) ok(PyList_Append(model.numbers, number(value).p));
+  lifted.clear();
+}
+
 // --- the kernel ------------------------------------------------------------------------------------------------------
 
 enum class Kind { Functional, View, InPlace, Mutable };
@@ -491,7 +485,25 @@ class Recorder final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0 || !recorded(op, stack)) python.callBoxed(op, keys, stack);
+    if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return python.callBoxed(op, keys, stack);
+    if (!pthread_equal(pthread_self(), owner)) {  // two threads record: the Python kernels can take a lock
+      enabled = false;
+      while (inside) sched_yield();
+    } else if (found(stack) || recorded(op, stack)) {
+      return;
+    }
+    python.callBoxed(op, keys, stack);
+  }
+
+  // Forget every call that was found.
+  void forget() {
+    for (auto& [hash, first] : calls)
+      for (Known *known = first, *next; known != nullptr; known = next) {
+        next = known->next;
+        known->next = nullptr;
+        release(known);
+      }
+    calls.clear();
   }
 
  private:
@@ -505,14 +517,218 @@ class Recorder final : public c10::OperatorKernel {
   bool positional_numbers = false;  // whether a number that may be left at its default stands among the positional ones
   std::vector<size_t> written;
   c10::SafeKernelFunction python;
+  ska::flat_hash_map<uint64_t, Known*> calls;
+
+  // --- without the lock
+
+  // The arguments of a call in a form that can be compared: what they point to, or what they are.  An odd word never is an
+  // address, so a number, a default and a missing argument cannot be taken for an object.  Numbers are lifted on the way, as the
+  // ones from `number` on; false if an argument is not known without the lock.
+  enum : uint64_t { NONE = 1, DEFAULT = 3, INTEGER = 5, REAL = 7, BOOLEAN = 9, TEXT = 11, LIST = 13 };
+  using Words = c10::SmallVector<uint64_t, 16>;
+
+  bool words(const Call& call, Words& out, Py_ssize_t number) const {
+    size_t defaults = first_default(call);
+    for (size_t i = 0; i < arguments.size(); i++) {
+      const Argument& argument = arguments[i];
+      const c10::IValue& value = call.at(i);
+      if (argument.form == Form::Dropped) continue;
+      if (value.isNone()) {
+        out.push_back(NONE);
+        continue;
+      }
+      switch (argument.form) {
+        case Form::Tensor:
+          if (!word(value.toTensor(), out, number)) return false;
+          break;
+        case Form::Tensors:
+        case Form::LiftedAll:
+        case Form::Tuple: {
+          if (!value.isList()) return false;
+          auto items = value.toListRef();
+          out.push_back(LIST);
+          out.push_back(items.size());
+          for (const c10::IValue& item : items) {
+            if (item.isNone()) {
+              out.push_back(NONE);
+            } else if (argument.form == Form::Tensors ? !word(item.toTensor(), out, number)
+                       : argument.form == Form::Tuple ? !plain_word(item, out)
+                                                      : !number_word(item, out, number)) {
+              return false;
+            }
+          }
+          break;
+        }
+        case Form::Lifted:
+          if (as_default(call, i, defaults)) {
+            out.push_back(DEFAULT);
+          } else if (!number_word(value, out, number)) {
+            return false;
+          }
+          break;
+        case Form::Plain:
+          if (!plain_word(value, out)) return false;
+          break;
+        case Form::Dtype: case Form::Layout: case Form::MemoryFormat:
+          out.push_back(value.toInt());
+          break;
+        case Form::Device: {
+          auto device = value.toDevice();
+          if (device.type() != c10::DeviceType::PrivateUse1 || !device.has_index()) return false;
+          out.push_back(device.index());
+          break;
+        }
+        case Form::Dropped:
+          break;
+      }
+    }
+    return true;
+  }
+
+  static bool word(const at::Tensor& tensor, Words& out, Py_ssize_t& number) {
+    if (!tensor.defined()) {
+      out.push_back(NONE);
+      return true;
+    }
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (impl->is_wrapped_number()) {
+      switch (tensor.scalar_type()) {
+        case at::kDouble: return number_word(*tensor.const_data_ptr<double>(), out, number);
+        case at::kLong: return number_word(*tensor.const_data_ptr<int64_t>(), out, number);
+        case at::kBool: return number_word(*tensor.const_data_ptr<bool>(), out, number);
+        default: return false;
+      }
+    }
+    Sight sight;
+    if (!see(impl, sight)) return false;
+    out.push_back(reinterpret_cast<uint64_t>(sight.value));
+    return true;
+  }
+
+  // The leaf that stands for the next number of this type.
+  static bool number_word(const c10::IValue& value, Words& out, Py_ssize_t& number) {
+    PyObject* row = value.isDouble() ? model.reals : value.isInt() ? model.integers : value.isBool() ? model.booleans : nullptr;
+    if (row == nullptr || number >= PyList_GET_SIZE(row)) return false;
+    out.push_back(reinterpret_cast<uint64_t>(PyList_GET_ITEM(row, number++)));
+    lifted.push_back(value);
+    return true;
+  }
+
+  static bool plain_word(const c10::IValue& value, Words& out) {
+    if (value.isInt()) {
+      out.push_back(INTEGER);
+      out.push_back(value.toInt());
+    } else if (value.isBool()) {
+      out.push_back(BOOLEAN);
+      out.push_back(value.toBool());
+    } else if (value.isDouble()) {
+      double real = value.toDouble();
+      uint64_t bits;
+      std::memcpy(&bits, &real, sizeof bits);
+      out.push_back(REAL);
+      out.push_back(bits);
+    } else if (value.isString()) {
+      const std::string& text = value.toStringRef();
+      out.push_back(TEXT);
+      out.push_back(text.size());
+      for (char letter : text) out.push_back(letter);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  static uint64_t hash_of(const Words& words) {
+    uint64_t hash = words.size();
+    for (uint64_t word : words) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+
+  Known* find(const Words& words, uint64_t hash) const {
+    auto place = calls.find(hash);
+    if (place == calls.end()) return nullptr;
+    for (Known* known = place->second; known != nullptr; known = known->next)
+      if (c10::ArrayRef<uint64_t>(known->words) == c10::ArrayRef<uint64_t>(words)) return known;
+    return nullptr;
+  }
+
+  // Whether this call has been seen and done what it did then.
+  bool found(Stack* stack) {
+    if (kind == Kind::Mutable) return false;
+    struct Inside {
+      Inside() { inside = true; }
+      ~Inside() { inside.store(false, std::memory_order_release); }
+    } here;
+    if (!enabled) return false;
+    Call call{stack, stack->size() - arguments.size(), 0};
+    size_t before = lifted.size();
+    Words key;
+    if (words(call, key, PyList_GET_SIZE(model.numbers) + before)) {
+      Known* known = find(key, hash_of(key));
+      if (known != nullptr && made(call, known)) return true;
+    }
+    lifted.resize(before);
+    return false;
+  }
+
+  // Put the results of a known call on the stack; false, and nothing done, if Python is needed for that.
+  bool made(const Call& call, Known* known) {
+    switch (kind) {
+      case Kind::Functional:
+        push(call, known, [&](const Result& result) { return make(known, result); });
+        return true;
+      case Kind::View: {
+        at::Tensor source = call.at(0).toTensor();
+        Sight sight;
+        if (!see(source.unsafeGetTensorImpl(), sight)) return false;
+        for (const Result& result : known->results)
+          if (!can_alias(source, result.geometry) || !add_view(sight, known, result)) return false;
+        push(call, known, [&](const Result& result) { return alias(source, result.geometry); });
+        return true;
+      }
+      case Kind::InPlace: {
+        at::Tensor target = call.at(0).toTensor();
+        Sight sight;
+        if (!see(target.unsafeGetTensorImpl(), sight) || sight.view != nullptr || sight.cell->state != nullptr) return false;
+        set_value(sight.cell, known, known->results[0]);
+        torch::jit::drop(*call.stack, arguments.size());
+        call.stack->emplace_back(std::move(target));
+        return true;
+      }
+      case Kind::Mutable:
+        return false;
+    }
+    return false;
+  }
+
+  template <class Each>
+  void push(const Call& call, Known* known, Each each) {
+    c10::SmallVector<c10::IValue, 4> results;
+    if (returns_list) {
+      c10::List<at::Tensor> tensors;
+      tensors.reserve(known->results.size());
+      for (const Result& result : known->results) tensors.push_back(each(result));
+      results.emplace_back(std::move(tensors));
+    } else {
+      for (const Result& result : known->results) results.emplace_back(each(result));
+    }
+    torch::jit::drop(*call.stack, arguments.size());
+    for (auto& result : results) call.stack->emplace_back(std::move(result));
+  }
+
+  // --- with it
 
   bool recorded(const c10::OperatorHandle& handle, Stack* stack) {
     pybind11::gil_scoped_acquire gil;
-    Call call{stack, stack->size() - arguments.size(), nullptr, PyList_GET_SIZE(model.numbers)};
-    Ref entry;
+    flush_numbers();
+    Call call{stack, stack->size() - arguments.size(), PyList_GET_SIZE(model.numbers)};
+    Ref entry, key;
     bool is_new = false;
     try {
-      Ref key = canonical_call(call);
+      key = canonical_call(call);
       entry = known(key.p);
       if (entry.p == nullptr && ahead && op != Py_None) {
         entry = born(handle, call, key.p);
@@ -524,23 +740,75 @@ class Recorder final : public c10::OperatorKernel {
       ok(PyList_SetSlice(model.numbers, call.lifted, PyList_GET_SIZE(model.numbers), nullptr));
       return false;
     }
-    finish(call, entry.p);
+    finish(call, key.p, entry.p);
     if (is_new && kind == Kind::Functional) Ref(ok(PyObject_CallOneArg(model.check_budget, entry.p)));
     return true;
   }
 
-  Ref canonical_call(Call& call) {
-    size_t count = arguments.size();
-    size_t defaults = count;  // from here on every positional argument has its default value
-    while (positional_numbers && defaults > 0 && (arguments[defaults - 1].keyword || is_default(call, defaults - 1))) defaults--;
-    Ref key(ok(PyTuple_New(count)));
-    for (size_t i = 0; i < count; i++) {
-      const Argument& argument = arguments[i];
-      bool as_default = argument.default_object != nullptr && is_default(call, i) &&
-                        (argument.keyword || i >= defaults || !call.at(i).isDouble());
-      PyTuple_SET_ITEM(key.p, i, canonical(call, argument, call.at(i), as_default).release());
+  // A call with its table entry, kept so that it is found without the lock next time, if that can be.  The caller releases it.
+  Known* remember(const Call& call, PyObject* key, PyObject* entry) {
+    Words key_words;
+    size_t before = lifted.size();
+    bool complete = words(call, key_words, call.lifted);
+    lifted.resize(before);
+    uint64_t hash = hash_of(key_words);
+    Known* known = complete ? find(key_words, hash) : nullptr;
+    if (known != nullptr) {
+      known->users++;
+      return known;
     }
+    known = new Known;
+    known->users = 1;
+    known->key = Py_NewRef(key);
+    known->entry = Py_NewRef(entry);
+    auto add = [&](PyObject* value) {
+      Result result;
+      if (value != Py_None) {
+        result.value = value;
+        result.geometry = geometry_of(slot(value, model.value_spec));
+        complete = complete && result.geometry->ordinary;
+      }
+      known->results.push_back(result);
+    };
+    if (kind == Kind::InPlace) {
+      add(PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0));
+    } else if (PyList_Check(entry)) {
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entry); i++) add(PyList_GET_ITEM(entry, i));
+    } else if (PyTuple_Check(entry)) {
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entry); i++) add(PyTuple_GET_ITEM(entry, i));
+    } else {
+      add(entry);
+    }
+    if (complete) {
+      known->words.assign(key_words.begin(), key_words.end());
+      Known*& first = calls[hash];
+      known->next = first;
+      first = known;
+      known->users++;
+    }
+    return known;
+  }
+
+  Ref canonical_call(Call& call) {
+    size_t defaults = first_default(call);
+    Ref key(ok(PyTuple_New(arguments.size())));
+    for (size_t i = 0; i < arguments.size(); i++)
+      PyTuple_SET_ITEM(key.p, i, canonical(call, arguments[i], call.at(i), as_default(call, i, defaults)).release());
     return key;
+  }
+
+  // From which argument on every positional one has its default value.
+  size_t first_default(const Call& call) const {
+    size_t defaults = arguments.size();
+    while (positional_numbers && defaults > 0 && (arguments[defaults - 1].keyword || is_default(call, defaults - 1))) defaults--;
+    return defaults;
+  }
+
+  // Whether a number counts as its default, which is part of the structure.
+  bool as_default(const Call& call, size_t i, size_t defaults) const {
+    const Argument& argument = arguments[i];
+    return argument.default_object != nullptr && is_default(call, i) &&
+           (argument.keyword || i >= defaults || !call.at(i).isDouble());
   }
 
   Ref known(PyObject* key) {
@@ -586,46 +854,28 @@ class Recorder final : public c10::OperatorKernel {
     return arguments[i].has_default && arguments[i].default_value == call.at(i);
   }
 
-  void finish(Call& call, PyObject* entry) {
+  void finish(Call& call, PyObject* key, PyObject* entry) {
     Stack* stack = call.stack;
     switch (kind) {
-      case Kind::Functional: {
-        c10::SmallVector<c10::IValue, 4> made;
-        if (returns_list) {
-          c10::List<at::Tensor> tensors;
-          for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entry); i++) tensors.push_back(make(PyList_GET_ITEM(entry, i)));
-          made.emplace_back(std::move(tensors));
-        } else if (returns == 1) {
-          made.emplace_back(make(entry));
-        } else {
-          for (size_t i = 0; i < returns; i++) {
-            PyObject* value = PyTuple_GET_ITEM(entry, i);
-            made.emplace_back(value == Py_None ? at::Tensor() : make(value));
-          }
-        }
-        torch::jit::drop(*stack, arguments.size());
-        for (auto& each : made) stack->emplace_back(std::move(each));
-        return;
-      }
+      case Kind::Functional:
       case Kind::View: {
-        at::Tensor source = call.at(0).toTensor();
-        Ref parent(Py_NewRef(call.state));
-        if (!returns_list) {
-          at::Tensor alias = make_view(source, parent.p, entry);
-          torch::jit::drop(*stack, arguments.size());
-          stack->emplace_back(std::move(alias));
-          return;
-        }
-        c10::List<at::Tensor> aliases;
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entry); i++)
-          aliases.push_back(make_view(source, parent.p, PyList_GET_ITEM(entry, i)));
-        torch::jit::drop(*stack, arguments.size());
-        stack->emplace_back(std::move(aliases));
+        struct Kept {
+          Known* known;
+          ~Kept() { release(known); }
+        } kept{remember(call, key, entry)};
+        at::Tensor source = kind == Kind::View ? call.at(0).toTensor() : at::Tensor();
+        push(call, kept.known, [&](const Result& result) {
+          return kind == Kind::View ? make_view(source, kept.known, result) : make(kept.known, result);
+        });
         return;
       }
       case Kind::InPlace: {
+        Known* known = remember(call, key, entry);
+        bool done = made(call, known);
+        release(known);
+        if (done) return;
         at::Tensor target = call.at(0).toTensor();
-        write(target, call.state, PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0));
+        write(target, state_of(target), PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0));
         torch::jit::drop(*stack, arguments.size());
         stack->emplace_back(std::move(target));
         return;
@@ -701,6 +951,8 @@ bool can_be_ahead(const c10::OperatorHandle& op, Kind kind) {
   return true;
 }
 
+std::vector<Recorder*> recorders;
+
 // install(name, overload, kind, op, table): put the compiled hit path before the Python kernel of this op.
 PyObject* install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
@@ -737,6 +989,7 @@ PyObject* install(PyObject*, PyObject* args) {
   Py_INCREF(table);
   auto recorder = std::make_unique<Recorder>(
       kind, own, table, std::move(arguments), op, op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
+  recorders.push_back(recorder.get());
   // Never taken back: the handle is left alive on purpose.
   new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
       op.operator_name(), c10::DispatchKey::PrivateUse1,
@@ -797,21 +1050,28 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.state_data = offset_of(model.State, "data");
   model.state_number = offset_of(model.State, "number");
   model.state_error = offset_of(model.State, "error");
+  auto row = [&](PyTypeObject& kind) { return ok(PyDict_GetItem(model.rows, reinterpret_cast<PyObject*>(&kind))); };
+  model.reals = row(PyFloat_Type);
+  model.integers = row(PyLong_Type);
+  model.booleans = row(PyBool_Type);
   model.value_leaf = offset_of(model.Value, "leaf");
-  model.value_plain = offset_of(model.Value, "plain");
-  model.value_size = offset_of(model.Value, "size");
-  model.value_dtype = offset_of(model.Value, "dtype");
+  model.value_index = offset_of(model.Value, "index");
   model.value_spec = offset_of(model.Value, "spec");
   model.value_node = offset_of(model.Value, "node");
   model.node_args = offset_of(type("Node"), "args");
+  model.node_seq = offset_of(type("Node"), "seq");
   PyTypeObject* spec = type("Spec");
   model.spec_device = offset_of(spec, "device");
   model.spec_stride = offset_of(spec, "stride");
   model.spec_offset = offset_of(spec, "offset");
   model.spec_bits = offset_of(spec, "bits");
+  model.spec_size = offset_of(spec, "size");
+  model.spec_dtype = offset_of(spec, "dtype");
+  model.spec_plain = offset_of(spec, "plain");
   allocator = c10::GetAllocator(c10::DeviceType::Meta);
   lt_name = PyUnicode_InternFromString("_lt");
   class_name = PyUnicode_InternFromString("__class__");
+  answer_in_cpp();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -825,10 +1085,61 @@ Ref held(PyObject* reference) {
   return Ref(found);
 }
 
+// adopt(): let Python have the states, numbers and views that only C++ knew of.
+PyObject* adopt(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  flush_numbers();
+  for (size_t i = 0; i < pending.size(); i++)
+    if (!pending[i]->gone.load(std::memory_order_acquire)) state_in(pending[i]);
+  look_through_pending();
+  free_unused();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// forget_calls(): look every call up in the Python tables again.
+PyObject* forget_calls(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  for (Recorder* recorder : recorders) recorder->forget();
+  free_unused();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// state(storage): the state of a whole storage, which may be known to C++ alone; None if it has none.
+PyObject* state(PyObject*, PyObject* storage) {
+  HANDLE_TH_ERRORS
+  const c10::Storage& memory = THPStorage_Unpack(storage);
+  Cell* cell = memory ? cell_of(memory.unsafeGetStorageImpl()) : nullptr;
+  return cell == nullptr ? Py_NewRef(Py_None) : Py_NewRef(state_in(cell));
+  END_HANDLE_TH_ERRORS
+}
+
+// view(tensor): the state of the part of a storage that a tensor sees, if C++ made that view; None if it did not.
+PyObject* view(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  const at::Tensor& seen = THPVariable_Unpack(tensor);
+  Cell* cell = cell_of(seen.unsafeGetTensorImpl());
+  Ref found = cell == nullptr ? Ref() : known_view(seen, state_in(cell));
+  return found.p == nullptr ? Py_NewRef(Py_None) : found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// A state that waits for a value, and what decides its place among the results of a cut: what it is worth and which leaf it
+// was, not who made it when.
+struct Waiting {
+  long long seq, index, leaf;
+  PyObject *state, *value, *number;
+  bool operator<(const Waiting& other) const {
+    return std::tie(seq, index, leaf) < std::tie(other.seq, other.index, other.leaf);
+  }
+};
+
 // collect(): the states that wait for a value, the views, these values, and the data leaf that each state was or None.
 PyObject* collect(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  Ref states(ok(PyList_New(0))), views(ok(PyList_New(0))), values(ok(PyList_New(0))), numbers(ok(PyList_New(0)));
+  Ref views(ok(PyList_New(0))), held_states(ok(PyList_New(0)));
+  std::vector<Waiting> waiting;
   Py_ssize_t position = 0;
   PyObject* reference;
   while (PyDict_Next(model.live, &position, &reference, nullptr)) {
@@ -841,9 +1152,19 @@ PyObject* collect(PyObject*, PyObject*) {
     PyObject* value = slot(state.p, model.state_value);
     if (absent(value) || slot(value, model.value_leaf) == Py_True) continue;
     PyObject* number = slot(state.p, model.state_number);
-    ok(PyList_Append(states.p, state.p));
-    ok(PyList_Append(values.p, value));
-    ok(PyList_Append(numbers.p, number == nullptr ? Py_None : number));
+    if (number == nullptr) number = Py_None;
+    ok(PyList_Append(held_states.p, state.p));
+    waiting.push_back({PyLong_AsLongLong(slot(slot(value, model.value_node), model.node_seq)),
+                       PyLong_AsLongLong(slot(value, model.value_index)),
+                       number == Py_None ? -1 : PyLong_AsLongLong(number), state.p, value, number});
+  }
+  std::stable_sort(waiting.begin(), waiting.end());
+  Py_ssize_t count = waiting.size();
+  Ref states(ok(PyList_New(count))), values(ok(PyList_New(count))), numbers(ok(PyList_New(count)));
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyList_SET_ITEM(states.p, i, Py_NewRef(waiting[i].state));
+    PyList_SET_ITEM(values.p, i, Py_NewRef(waiting[i].value));
+    PyList_SET_ITEM(numbers.p, i, Py_NewRef(waiting[i].number));
   }
   return PyTuple_Pack(4, states.p, views.p, values.p, numbers.p);
   END_HANDLE_TH_ERRORS
@@ -918,9 +1239,13 @@ void install_reader() {
 
 // enable(flag): whether the compiled path is taken; the Python kernels do everything otherwise.
 PyObject* enable(PyObject*, PyObject* flag) {
+  HANDLE_TH_ERRORS
   bool before = enabled;
   enabled = PyObject_IsTrue(flag) == 1;
+  owner = pthread_self();
+  flush_numbers();
   return PyBool_FromLong(before);
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* is_enabled(PyObject*, PyObject*) { return PyBool_FromLong(enabled); }
@@ -942,6 +1267,16 @@ PyMethodDef methods[] = {
        Py_RETURN_NONE;
        END_HANDLE_TH_ERRORS
      }, METH_NOARGS, "Put the compiled read before the Python kernel of `.item()`."},
+    {"adopt", adopt, METH_NOARGS, "Let Python have the states and numbers that only C++ knew of."},
+    {"flush_numbers", [](PyObject*, PyObject*) -> PyObject* {
+       HANDLE_TH_ERRORS
+       flush_numbers();
+       Py_RETURN_NONE;
+       END_HANDLE_TH_ERRORS
+     }, METH_NOARGS, "Let Python have the numbers that only C++ knew of."},
+    {"forget_calls", forget_calls, METH_NOARGS, "Look every call up in the Python tables again."},
+    {"state", state, METH_O, "The state of a storage that C++ knows, or None."},
+    {"view", view, METH_O, "The state of a tensor's view that C++ made, or None."},
     {"collect", collect, METH_NOARGS, "What waits for a value: states, views, values, data leaves."},
     {"install_results", install_results, METH_VARARGS, "Let states have their results; False if one is a failure."},
     {"forget", forget, METH_O, "Begin a new trace."},

@@ -44,10 +44,13 @@ def op(name: str, view: bool = False) -> Op:
 
 
 mutations: list[Mutation] = []
+# Replaced where the compiled recorder is in use, which remembers what the tables told it.
+forget_calls: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def drop_nodes(keep: set[Node]) -> None:
     """Forget every interned node but these.  Leaves stay: they are few and shared by all."""
+    forget_calls()
     _inferred.clear()
     shapes.inferred_mutations.clear()
     for each in ops.values():
@@ -65,6 +68,7 @@ def drop_nodes(keep: set[Node]) -> None:
 
 def drop_mutations() -> None:
     """Forget how mutating ops were recorded, when the ops under them are recorded in another way from now on."""
+    forget_calls()
     for mutation in mutations:
         mutation.table.clear()
 
@@ -107,6 +111,7 @@ def forget(names: Iterable[str]) -> None:
     ``aten::sub`` means every overload, in place too.
     """
     stop_ahead()
+    forget_calls()
     stems = {name.partition(".")[0] for name in names}
     for each in ops.values():
         if each.name.partition(".")[0] in stems:

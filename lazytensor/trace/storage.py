@@ -17,6 +17,9 @@ is a
 *leaf*      the storage has data, and the data has been used since the last cut: the value is a data leaf;
 *unused*    ``None``: for a State, data not used since the last cut; for a ViewState, to be derived from its base again.
 
+The compiled recorder (``native/cells.h``) keeps the values of the tensors that it makes to itself until somebody asks:
+:func:`adopt` makes the states of all that are still alive, ``storage._lt`` that of one.
+
 A write never changes a value, it replaces ``state.value``.  A write through a view becomes a new value of the base, in
 which the part that the view sees has been replaced (:mod:`lazytensor.trace.scatter`), and every view of it becomes
 *unused*.
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from sys import getrefcount
 from typing import Any
 
@@ -131,6 +135,11 @@ lock = threading.RLock()
 dead = live.pop
 ref = weakref.ref
 
+# Replaced where the compiled recorder is in use, which has states and numbers that are not here yet.
+adopt: Callable[[], None] = lambda: None  # noqa: E731  (let them be here)
+flush_numbers: Callable[[], None] = lambda: None  # noqa: E731  (only the numbers)
+view_in_cpp: Callable[[torch.Tensor], Any] = lambda tensor: None  # noqa: E731  (the view that a tensor sees, if known there)
+
 FRESH = 31  # so many states are held before a sweep: few enough to stay in the nearest cache
 
 
@@ -157,6 +166,7 @@ def sweep() -> None:
 
 def lift(number: Any) -> Number:
     """A run-time input for this number, so that its value is not part of the structure."""
+    flush_numbers()
     numbers.append(number)
     kind = number.__class__
     try:
@@ -181,7 +191,7 @@ def state_of(tensor: torch.Tensor) -> State | ViewState:
     found = tensor.__dict__.get("_lt")
     if found is None or found is FORGOTTEN:
         base: State = tensor.untyped_storage()._lt  # type: ignore[attr-defined]
-        found = _aliased(base, spec_of(tensor, tensor.device.index))
+        found = view_in_cpp(tensor) or _aliased(base, spec_of(tensor, tensor.device.index))
         tensor._lt = found  # type: ignore[attr-defined]
     return found
 

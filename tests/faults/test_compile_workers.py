@@ -16,6 +16,7 @@ import lazytensor as lt
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.service import Service
 from lazytensor.trace.ir import Value
+from lazytensor.trace.storage import value_of
 
 PATIENCE = 60.0  # seconds after which a test says that something hangs
 
@@ -30,7 +31,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def a_graph() -> Graph:
     y = (torch.ones(3, device="ltc") * 2).tanh()
-    value: Value = y._lt.value  # type: ignore[attr-defined]
+    value: Value = value_of(y)
     return Graph([value])
 
 

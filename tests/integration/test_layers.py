@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import lazytensor as lt
 from lazytensor.trace.ir import walk
+from lazytensor.trace.storage import value_of
 
 # On any device but the CPU, PyTorch computes a cell's gates by matrix products and adds the biases afterwards; the CPU
 # adds the bias within the product, which rounds once less.
@@ -72,7 +73,7 @@ def test_dropout_between_recurrent_layers() -> None:
 
 
 def names(tensor: torch.Tensor) -> list[str]:
-    return [node.op.name for node in walk([tensor._lt.value])]  # type: ignore[attr-defined]
+    return [node.op.name for node in walk([value_of(tensor)])]
 
 
 ATTENTION = {

@@ -13,7 +13,7 @@ import torch
 from support import bits, same, subprocess_run
 from torch import nn
 
-from lazytensor.trace.storage import State
+from lazytensor.trace.storage import State, state_of
 
 
 def through_file(value: Any, **load: Any) -> Any:
@@ -169,7 +169,7 @@ def test_what_is_saved_is_what_was_there_at_the_time() -> None:
 
 def test_a_loaded_tensor_is_recorded_as_quickly_as_any() -> None:
     loaded = through_file(torch.arange(6.0, device="ltc").view(2, 3))
-    assert type(loaded._lt) is State, "a loaded tensor is a view of raw bytes"
+    assert type(state_of(loaded)) is State, "a loaded tensor is a view of raw bytes"
 
 
 def test_modules_and_optimizers() -> None:

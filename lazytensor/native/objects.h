@@ -1,0 +1,69 @@
+// The objects of lazytensor.trace as C++ sees them, and how they are held and read.  Part of recorder.cpp.
+
+#pragma once
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
+namespace {
+
+// --- references and errors -------------------------------------------------------------------------------------------
+
+// A reference that is given back at the end of its scope.
+struct Ref {
+  PyObject* p = nullptr;
+  Ref() = default;
+  explicit Ref(PyObject* owned) : p(owned) {}
+  Ref(Ref&& other) noexcept : p(other.p) { other.p = nullptr; }
+  Ref& operator=(Ref&& other) noexcept { std::swap(p, other.p); return *this; }
+  Ref(const Ref&) = delete;
+  ~Ref() { Py_XDECREF(p); }
+  PyObject* release() { PyObject* out = p; p = nullptr; return out; }
+};
+
+// A Python call that raised: the error is on its way to the program.
+PyObject* ok(PyObject* result) {
+  if (result == nullptr) throw python_error();
+  return result;
+}
+void ok(int status) {
+  if (status < 0) throw python_error();
+}
+
+// The call is for the Python kernel.
+struct Leave {};
+
+// --- what the Python side hands over (names as in lazytensor.trace) ---------------------------------------------------
+
+struct {
+  PyTypeObject *State, *ViewedState, *ViewState, *Value;
+  PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
+  PyObject *sweep, *make, *make_view, *write, *value_of_state, *aliased, *number_leaf;  // functions for the rarer cases
+  PyObject *young, *old, *born, *spec, *check_budget;  // of what is run ahead
+  PyObject *live, *effects, *data_of, *Failure;  // of cuts and reads
+  PyObject *reals, *integers, *booleans;  // rows of number leaves
+  Py_ssize_t most_fresh;
+  // where the slots are
+  Py_ssize_t state_value, state_base, state_parent, state_proto, state_spec, state_views, state_data, state_number, state_error;
+  Py_ssize_t value_leaf, value_index, value_spec, value_node, node_args, node_seq;
+  Py_ssize_t spec_size, spec_stride, spec_offset, spec_dtype, spec_bits, spec_device, spec_plain;
+} model;
+
+PyObject *lt_name, *class_name;
+c10::Allocator* allocator;
+
+PyObject*& slot(PyObject* object, Py_ssize_t offset) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
+void set_slot(PyObject* object, Py_ssize_t offset, PyObject* value) {
+  PyObject*& place = slot(object, offset);
+  PyObject* old = place;
+  Py_INCREF(value);
+  place = value;
+  Py_XDECREF(old);
+}
+
+bool absent(PyObject* object) { return object == nullptr || object == Py_None; }
+
+}  // namespace
