@@ -196,8 +196,25 @@ def _data(value: Value) -> torch.Tensor | None:
 
 def _made_again(value: Value) -> torch.Tensor | None:
     """The data of a value that was recorded by a hit, or that nobody could see for a while, from that of its node's
-    arguments.
+    arguments; a view's also by way of other views, which cost nothing to make.
     """
+    chain = [value]
+    while (parent := _viewed(chain[-1])) is not None and _data(parent) is None:
+        chain.append(parent)
+    found = None
+    for each in reversed(chain):
+        found = _made_from_inputs(each)
+        if found is None:
+            return None
+    return found
+
+
+def _viewed(value: Value) -> Value | None:
+    node = value.node
+    return node.inputs[0] if node.op.view and node.inputs else None
+
+
+def _made_from_inputs(value: Value) -> torch.Tensor | None:
     node = value.node
     if value.leaf or not _pure(node.op):
         return None

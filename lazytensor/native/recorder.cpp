@@ -148,7 +148,7 @@ Ref view_in(Cell* cell, const View& view) {
 // The ViewState of a tensor that sees part of a storage in a way that C++ made, or none.
 Ref known_view(const at::Tensor& tensor, PyObject* base) {
   Cell* cell = cell_of(tensor.unsafeGetTensorImpl());
-  if (cell == nullptr || cell->state != base) return Ref();
+  if (cell == nullptr || cell->state != base || Py_TYPE(base) == model.ViewState) return Ref();  // it has another base now
   for (auto& view : cell->views)
     if (looks_like(tensor.unsafeGetTensorImpl(), view->geometry)) return view_in(cell, *view);
   return Ref();

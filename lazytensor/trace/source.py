@@ -217,14 +217,21 @@ def _user_of(saved: Iterable[Value], wanted: str) -> Line | None:
     needed = set(saved)
     if not needed:
         return None
-    for each in ops.values():
-        if each.table and _plain(each.name).startswith(wanted):
-            for key, entry in each.table.items():
-                if needed.issubset(_members(key)):
-                    line = _line(entry)
-                    if line is not None and line.forward is None:
-                        return line
+    for name in _names_like(wanted, len(ops)):
+        for key, entry in ops[name].table.items():
+            if needed.issubset(_members(key)):
+                line = _line(entry)
+                if line is not None and line.forward is None:
+                    return line
     return None
+
+
+@functools.cache
+def _names_like(wanted: str, count: int) -> list[str]:
+    """The ops whose names begin like this, of the ``count`` that there are."""
+    from lazytensor.trace.record import ops
+
+    return [name for name in ops if _plain(name).startswith(wanted)]
 
 
 def _members(key: tuple[Any, ...]) -> Iterable[Any]:

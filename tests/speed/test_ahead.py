@@ -161,6 +161,26 @@ def test_what_nobody_can_see_is_dropped(backend: Counting) -> None:
     assert not ahead._old
 
 
+def test_views_of_views_are_made_again_when_their_data_has_been_dropped(
+    backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_YOUNG_BYTES", 0)  # what nobody is known to see is dropped at once
+
+    def program(device: str) -> torch.Tensor:
+        x = torch.arange(24.0).reshape(2, 3, 4).to(device).requires_grad_()
+        y = x.sin().transpose(0, 1).reshape(3, 8)[1:].t()  # views of a value, saved for backward
+        z = (y @ y.t()).view(8, 2, 4).transpose(1, 2)[:, 1:]
+        (z * z).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    grad = program("ltc")
+    assert ahead.on
+    lt.sync()
+    assert backend.runs == 0 and backend.told == 1
+    assert torch.equal(grad.cpu(), program("cpu"))
+
+
 def test_a_program_compiled_before_is_not_run_ahead(backend: Counting, tmp_path: Path) -> None:
     assert not diskcache.compiled_before("elsewhere.py")
     folder = tmp_path / "made"
