@@ -467,6 +467,13 @@ void flush_numbers() {
 
 enum class Kind { Functional, View, InPlace, Mutable };
 
+// Come back when the owner does not record without the lock; it may need the lock for that, to free a state.
+void wait_for_owner() {
+  std::optional<pybind11::gil_scoped_release> release;
+  if (inside && PyGILState_Check()) release.emplace();
+  while (inside) sched_yield();
+}
+
 class Recorder final : public c10::OperatorKernel {
  public:
   Recorder(Kind kind, PyObject* op, PyObject* table, std::vector<Argument> arguments, const c10::OperatorHandle& handle,
@@ -488,7 +495,7 @@ class Recorder final : public c10::OperatorKernel {
     if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return python.callBoxed(op, keys, stack);
     if (!pthread_equal(pthread_self(), owner)) {  // two threads record: the Python kernels can take a lock
       enabled = false;
-      while (inside) sched_yield();
+      wait_for_owner();
     } else if (found(stack) || recorded(op, stack)) {
       return;
     }
@@ -1110,7 +1117,8 @@ PyObject* forget_calls(PyObject*, PyObject*) {
 PyObject* state(PyObject*, PyObject* storage) {
   HANDLE_TH_ERRORS
   const c10::Storage& memory = THPStorage_Unpack(storage);
-  Cell* cell = memory ? cell_of(memory.unsafeGetStorageImpl()) : nullptr;
+  bool ours = memory && memory.device_type() == c10::DeviceType::PrivateUse1;
+  Cell* cell = ours ? cell_of(memory.unsafeGetStorageImpl()) : nullptr;
   return cell == nullptr ? Py_NewRef(Py_None) : Py_NewRef(state_in(cell));
   END_HANDLE_TH_ERRORS
 }
