@@ -72,6 +72,8 @@ def _note_any(value: Any, name: str) -> None:
 def _note(tensor: torch.Tensor, name: str) -> None:
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.device.type != "ltc":
         return
+    if tensor.layout is not torch.strided:  # it has no storage of its own
+        return
     state = getattr(tensor.untyped_storage(), "_lt", None)
     if isinstance(state, storage.State):
         _names.setdefault(id(state), name)

@@ -1,7 +1,8 @@
 """The two paths that every step takes, in C++: used where they have been built, and never needed.
 
-``recorder.cpp`` is the hit path of the recording kernels (:mod:`lazytensor.device.recorder`), ``runner.cpp`` the thread
-that runs compiled steps (:mod:`lazytensor.execute.queues`).  Both do what Python does otherwise, on the same objects.
+``recorder.cpp`` is the hit path of the recording kernels (:mod:`lazytensor.device.recorder`), the headers its parts,
+``runner.cpp`` the thread that runs compiled steps (:mod:`lazytensor.execute.queues`).  Both do what Python does
+otherwise, on the same objects.
 ``arena.cpp`` gives the steps that ``runner.cpp`` runs memory for what they make and drop again.
 
 They are one extension, built once for each torch and Python, by the process that compiles graphs
@@ -25,7 +26,8 @@ from lazytensor.backend import compiler, diskcache
 
 log = logging.getLogger("lazytensor")
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp", "arena.cpp"))
-_HEADERS = tuple(Path(__file__).with_name(name) for name in ("objects.h", "cells.h", "guard.h", "arena.h"))
+_PARTS = ("objects.h", "cells.h", "states.h", "arguments.h", "cuts.h", "guard.h", "arena.h")
+_HEADERS = tuple(Path(__file__).with_name(name) for name in _PARTS)
 LIBRARY = "native.so"
 
 

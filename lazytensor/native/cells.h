@@ -134,7 +134,9 @@ struct Cell {
 std::vector<Cell*> pending;  // cells with a value of this trace, in order; some have a State or are gone by now
 size_t most_pending = 256;   // before they are looked through
 
-pthread_t owner;  // the thread that records
+std::atomic<bool> enabled{false};  // whether the compiled path is taken
+std::atomic<bool> inside{false};   // whether the owner records without the lock just now
+pthread_t owner;                   // the thread that records
 std::mutex orphans_lock;
 std::vector<Cell*> orphans;  // whose storages have died in other threads, and which are not among `pending`
 

@@ -129,6 +129,17 @@ def twice_with(nets: list[torch.nn.Module]) -> lt.inspect.blame.Difference:
     return first
 
 
+def test_looking_for_names_passes_over_what_has_no_storage() -> None:
+    sparse = torch.eye(3).to_sparse().to("ltc")
+    x = torch.ones(37, device="ltc")
+    before = len(lt.blame())
+    for width in (31, 33):
+        y = x[:width] * 2
+        lt.sync()
+    assert len(lt.blame()) == before + 2
+    assert sparse.layout is torch.sparse_coo
+
+
 def test_looking_for_names_keeps_no_variable_alive() -> None:
     def step(number: int) -> None:
         batch = torch.ones(8 + number).to("ltc")
