@@ -19,7 +19,7 @@ Ref held(PyObject* reference) {
   return Ref(found);
 }
 
-// adopt(): let Python have the states, numbers and views that only C++ knew of.
+// adopt(): let Python have the states and numbers that only C++ knew of.
 PyObject* adopt(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   flush_numbers();

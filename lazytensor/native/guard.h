@@ -1,7 +1,7 @@
 // The device guard of ltc, which the autograd engine asks for the device and the stream of every node.  Part of recorder.cpp.
 //
-// PyTorch's guard for devices made in Python answers through Python: a lock and a call for each question, half of what the
-// backward pass of small tensors took.  The answers are those of that guard: one device at a time, no streams, no events.
+// PyTorch's guard for devices made in Python answers through Python: a lock and a call for each question, a third of what
+// the backward pass of small tensors took.  The answers are those of that guard: one device at a time, no streams, no events.
 
 #pragma once
 
