@@ -18,7 +18,7 @@ from lazytensor.backend.contract import Failure
 from lazytensor.codegen.runtime import replacing
 from lazytensor.device import patches
 from lazytensor.execute import ahead, budget, cut, fallback
-from lazytensor.trace import ir, record, storage
+from lazytensor.trace import ir, record, source, storage
 
 module: Any = None  # the extension, once it is installed
 
@@ -46,7 +46,7 @@ def install(kernels: ModuleType) -> bool:
             )
         found.install_reader()
     found.enable(True)
-    ahead.switched = found.run_ahead
+    ahead.use_compiled(found)
     cut.use_compiled(found)
     storage.adopt, storage.flush_numbers, storage.view_in_cpp = found.adopt, found.flush_numbers, found.view
     record.forget_calls = found.forget_calls
@@ -72,8 +72,18 @@ def _parts() -> dict[str, Any]:
         "spec": ir.spec,
         "young": ahead._young,
         "old": ahead._old,
-        "born": ahead.born,
-        "check_budget": budget.check,
+        "look": ahead.look,
+        "unasked": record.unasked,
+        "budget_room": budget.room,
+        "ir_globals": vars(ir),
+        "here": source.here,
+        "line_of": source.line_of,
+        "line_of_backward": source.line_of_backward,
+        "is_library": source.is_library,
+        "module_call": source.CALL,
+        "forward_lines": source.forward,
+        "unknown_line": source.UNKNOWN,
+        "plain_name": source.plain,
         "live": storage.live,
         "effects": storage.effects,
         "data_of": fallback.data_of,

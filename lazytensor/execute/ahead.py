@@ -32,14 +32,14 @@ from lazytensor.trace.ir import Number, Op, Spec, Value, values_in
 from lazytensor.trace.shapes import DATA_DEPENDENT, call_arguments, clean
 
 _FEW = 16  # states that may be pending without data when the first new op comes: else most of the trace is no news
-_YOUNG_BYTES = 16 << 20  # so much is made before what nobody can see any more is looked for
+YOUNG_BYTES = 16 << 20  # so much is made before what nobody can see any more is looked for
 
 on: bool | None = None  # whether this trace is run ahead; None: it has no new op yet
 # Emptied, never replaced: the compiled recorder holds both.
 _young: dict[Value, torch.Tensor] = {}  # what was made, since the last look at who can see it
 _old: dict[Value, torch.Tensor] = {}  # and before
 _young_bytes = 0
-seconds = 0.0  # spent on the ops of this trace
+_seconds = 0.0  # spent on the ops of this trace here
 
 
 def run(op: Op, args: tuple[Any, ...]) -> Any:
@@ -48,7 +48,7 @@ def run(op: Op, args: tuple[Any, ...]) -> Any:
     if on is None:
         on = _wanted()
         if on:
-            switched(True)
+            switched(YOUNG_BYTES)
     if not on or not _pure(op):
         return None
     data = {}
@@ -81,28 +81,24 @@ def keep(outputs: tuple[Value | None, ...], result: Any) -> None:
                     tensor = restrided(tensor, spec)
             _young_bytes += spec.nbytes
         _young[value] = tensor
-    if _young_bytes > _YOUNG_BYTES:
-        _look()
+    if _young_bytes > YOUNG_BYTES:
+        look()
 
 
-def born(
-    op: Op, args: tuple[Any, ...], form: type | None, specs: list[Spec | None], data: list[Any], took: float
-) -> Any:
-    """The table entry of a new op that the compiled recorder has run on data: one value, or a list or tuple of them."""
-    global seconds, _young_bytes
-    seconds += took
-    outputs = record.new_node(op, args, form, specs).outputs
-    for value, tensor in zip(outputs, data, strict=True):
-        if value is not None:
-            _young[value] = tensor
-            _young_bytes += value.spec.nbytes
-    if _young_bytes > _YOUNG_BYTES:
-        _look()
-    entry = op.table[args] = outputs[0] if form is None else form(outputs)
-    return entry
+# Replaced where there is a compiled recorder, which runs most new ops and makes their nodes (``native/births.h``).
+switched: Callable[[int | None], None] = lambda bytes_before_a_look: None  # noqa: E731
+_compiled_seconds: Callable[[], float] = lambda: 0.0  # noqa: E731
 
 
-switched: Callable[[bool], None] = lambda flag: None  # noqa: E731  (told the compiled recorder, where there is one)
+def use_compiled(extension: Any) -> None:
+    """Let C++ run new ops as they are recorded, while that is wanted."""
+    global switched, _compiled_seconds
+    switched, _compiled_seconds = extension.run_ahead, extension.ahead_seconds
+
+
+def spent() -> float:
+    """How long the ops of this trace took that were run as they were recorded, in seconds."""
+    return _seconds + _compiled_seconds()
 
 
 def tells(op: Op, result: Any) -> bool:
@@ -140,7 +136,7 @@ def results(values: list[Value]) -> list[torch.Tensor] | None:
 def stop() -> None:
     """Only record the rest of this trace."""
     global on, _young_bytes
-    switched(False)
+    switched(None)
     on = False
     _young_bytes = 0
     _young.clear()
@@ -149,10 +145,10 @@ def stop() -> None:
 
 def begin() -> None:
     """A new trace begins."""
-    global on, seconds
+    global on, _seconds
     stop()
     on = None
-    seconds = 0.0
+    _seconds = 0.0
 
 
 def _wanted() -> bool:
@@ -233,7 +229,7 @@ def _made_from_inputs(value: Value) -> torch.Tensor | None:
 
 def _call(op: Op, args: tuple[Any, ...], data: dict[Value, torch.Tensor]) -> Any:
     """What an op gives; None if it raises, which may be an error of the user's that its cut will report."""
-    global seconds
+    global _seconds
 
     def convert(argument: Any) -> Any:
         kind = argument.__class__
@@ -251,13 +247,13 @@ def _call(op: Op, args: tuple[Any, ...], data: dict[Value, torch.Tensor]) -> Any
     except Exception:
         return None
     finally:
-        seconds += time.perf_counter() - before
+        _seconds += time.perf_counter() - before
 
 
 _CPU = torch.device("cpu")
 
 
-def _look() -> None:
+def look() -> None:
     """Drop what no tensor can see any more.  What was made since the last look stays: a kernel may be at work on it."""
     global _young_bytes
     storage.adopt()

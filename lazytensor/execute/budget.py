@@ -15,7 +15,6 @@ from lazytensor import settings
 from lazytensor.execute import cut as cutting
 from lazytensor.inspect import events
 from lazytensor.trace import ir, source
-from lazytensor.trace.ir import Value
 
 log = logging.getLogger("lazytensor")
 
@@ -35,24 +34,37 @@ _said = False
 
 def check(entry: Any) -> None:
     """Cut if what is pending, with this new table entry, is over the budget."""
+    _enforce(entry, sum(part.spec.nbytes for part in ir.values_in(_parts(entry))))
+
+
+_SELDOM = 32  # operations after which the compiled recorder asks in any case: a bound may have been changed
+
+
+def room(entry: Any, made: int) -> tuple[int, int]:
+    """Check this entry, with which so many bytes are new; how many operations and bytes may be new until the next."""
+    pending = _enforce(entry, made)
+    if pending is None:
+        return 0, 0
+    return min(_SELDOM, _most_pending.value - pending), _most_bytes.value - _Since.bytes
+
+
+def _enforce(entry: Any, made: int) -> int | None:
+    """Cut if what is pending is over the budget; else how many operations are."""
     cuts = cutting.hits + cutting.misses
     if cuts != _Since.cuts:
         _Since.cuts, _Since.nodes, _Since.bytes = cuts, ir.nodes_made(), 0
-    if entry.__class__ is Value:
-        depth = entry.node.depth
-        _Since.bytes += entry.spec.nbytes
-    else:
-        depth = 0
-        for part in ir.values_in(_parts(entry)):
-            depth = part.node.depth
-            _Since.bytes += part.spec.nbytes
+    _Since.bytes += made
+    depth = max((part.node.depth for part in ir.values_in(_parts(entry))), default=0)
     pending = max(depth, ir.nodes_made() - _Since.nodes)
     if pending > _most_pending.value:
         _cut(f"{pending:,} operations are pending (max_pending is {settings.max_pending:,})")
-    elif _Since.bytes > _most_bytes.value:
+        return None
+    if _Since.bytes > _most_bytes.value:
         _Since.bytes = sum(s.value.spec.nbytes for s in cutting.pending() if s.value is not None)
         if _Since.bytes > settings.max_pending_bytes:
             _cut(f"pending results need {_Since.bytes:,} bytes (max_pending_bytes is {settings.max_pending_bytes:,})")
+            return None
+    return pending
 
 
 def _parts(entry: Any) -> tuple[Any, ...]:

@@ -28,32 +28,75 @@ from lazytensor.trace.storage import State, ViewState
 
 
 class Computation:
-    """A compiled graph and which leaves it takes."""
+    """A compiled graph and which leaves it takes.
+
+    A step that ran as it was recorded (:mod:`lazytensor.execute.ahead`) has no use for either, and may never come
+    again.  So both are made when somebody asks, which a cut that has to run the graph does at once.
+    """
 
     __slots__ = (
         "__weakref__",
+        "backend",
+        "built",
         "compile_seconds",
         "compiled",
         "data",
         "graph",
         "info",
         "numbers",
+        "replaced",
         "run",
         "runs",
         "share",
+        "values",
     )
 
-    def __init__(self, backend: Backend, graph: Graph) -> None:
+    graph: Graph
+    compiled: Any  # what the backend made of it
+    run: Callable[..., list[Any]]
+    data: list[int]
+    numbers: list[int]
+    share: Share  # how many cores it has in the background
+
+    def __init__(self, backend: Backend, values: list[ir.Value], replaced: list[int | None]) -> None:
+        self.backend = backend
+        self.values = values
+        self.replaced = replaced
+        self.built = False
+        self.runs = 0
+        self.compile_seconds = 0.0
+        self.info: events.Known | None = None  # what the ledgers know of it
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there yet."""
+        if name == "graph":
+            self.graph = _graph(self.values, self.replaced)
+        elif name in ("compiled", "run", "data", "numbers", "share"):
+            self.build()
+        else:
+            raise AttributeError(name)
+        return getattr(self, name)
+
+    def build(self) -> None:
+        """Let the backend compile the graph."""
         before = time.perf_counter()
-        self.graph = graph
-        self.compiled = _compile(backend, graph)  # what the backend made of it
-        self.run: Callable[..., list[Any]] = self.compiled.run
+        graph = self.graph
+        self.compiled = _compile(self.backend, graph)
         self.data = [v.node.args[1] for v in graph.data]
         self.numbers = [n.index for n in graph.numbers]
-        self.runs = 0
-        self.share = Share(openmp.all_threads(), graph.nbytes)  # how many cores it has in the background
+        self.share = Share(openmp.all_threads(), graph.nbytes)
+        self.run = self.compiled.run
+        self.built = True
         self.compile_seconds = time.perf_counter() - before
-        self.info: events.Known | None = None  # what the ledgers know of it
+        if self.info is not None:
+            self.info.compile_seconds = self.compile_seconds
+        for _ in range(self.runs):
+            self.backend.ran_ahead(self.compiled)
+
+    def ran_ahead(self) -> None:
+        """A step that is this graph ran as it was recorded."""
+        if self.built:
+            self.backend.ran_ahead(self.compiled)
 
 
 def _compile(backend: Backend, graph: Graph) -> Any:
@@ -119,22 +162,27 @@ def _run_pending(cause: str, wait: bool) -> None:
     timing = CutTiming()
     computation = computations.get(key)
     hit = computation is not None
+    ready = ahead.results(values) if ahead.on and events.take_over is None else None
     if computation is None:
         misses += 1
-        before = time.perf_counter()
-        computation = events.profiled("lazytensor::compile", Computation, backend, _graph(values, replaced))
-        timing.compile = time.perf_counter() - before
-        computations[key] = computation
+        computation = computations[key] = Computation(backend, values, replaced)
+        if ready is None:
+            before = time.perf_counter()
+            try:
+                events.profiled("lazytensor::compile", computation.build)
+            except BaseException:
+                del computations[key]
+                raise
+            timing.compile = time.perf_counter() - before
         events.on_miss(computation, cause)
     else:
         hits += 1
         if len(computations) > settings.cache_size // 2:  # order matters only when something may have to go
             computations[key] = computations.pop(key)
-    ready = ahead.results(values) if ahead.on and events.take_over is None else None
     if ready is not None:
-        timing.collect = time.perf_counter() - started - timing.compile
-        timing.execute = ahead.seconds
-        backend.ran_ahead(computation.compiled)
+        timing.collect = time.perf_counter() - started
+        timing.execute = ahead.spent()
+        computation.ran_ahead()
         _finish(cause, computation, ready, states, views, hit, started, timing)
         return
     leaf_data, numbers = storage.leaf_data, storage.numbers
@@ -212,7 +260,7 @@ def _finish(
     timing.outputs = len(results)
     last = timing
     events.on_cut(cause, computation, hit, started, timing, failures[0].error if failures else None)
-    if timing.compile:
+    if not hit:
         _trim()
     if failures:
         _raise(failures)
@@ -284,7 +332,7 @@ def _send(
         run.wait()
     failures = pipeline.failures if wait else []
     events.on_cut(cause, computation, hit, started, timing, failures[0].error if failures else None)
-    if timing.compile:
+    if not hit:
         _trim()
 
 

@@ -29,18 +29,27 @@ LOUD = 8  # warnings about one line before they become quiet
 class Blame:
     """Why one cut missed."""
 
-    def __init__(self, new: Known | None, nodes: int, old: Known | None, differences: list[Difference]) -> None:
+    def __init__(self, new: Known | None, nodes: int | None, old: Known | None, differences: list[Difference]) -> None:
         self.graph = "this graph" if new is None else new.name
         self.old = None if old is None else old.name
         self.cause = "" if new is None else new.cause
         self.cut = (None, 0) if new is None else new.where
         self.step = events.step
-        self.nodes = nodes
-        self.seconds = 0.0 if new is None else new.compile_seconds
+        self._new, self._nodes = new, nodes
         self.backends = None if new is None or old is None else (old.backend, new.backend)
         self.differences = ([d for d in differences if not d.follows] or differences)[:SHOWN]
         self.total = len(differences)
         self.advice = _advice(differences[0]) if differences else ""
+
+    @property
+    def nodes(self) -> int:
+        """How many operations the graph has."""
+        return self._nodes if self._nodes is not None or self._new is None else self._new.nodes  # type: ignore[return-value]
+
+    @property
+    def seconds(self) -> float:
+        """How long it took to compile."""
+        return 0.0 if self._new is None else self._new.compile_seconds
 
     @property
     def first(self) -> Difference | None:
@@ -92,7 +101,7 @@ def nearest(graph: Any, where: Any = None, before: int | None = None) -> Known |
     ops = Counter(node.op.name for node in graph.nodes)
     best: tuple[float, int] | None = None
     chosen = None
-    recent = [k for k in events.graphs.values() if k.graph is not None and (before is None or k.number < before)]
+    recent = [k for k in events.graphs.values() if not k.is_slim and (before is None or k.number < before)]
     for known in recent[-32:]:
         likeness = _likeness(ops, known.ops) + (0.2 if where is not None and known.where == where else 0.0)
         if likeness > 0.3 and (best is None or (likeness, known.number) >= best):
@@ -155,16 +164,38 @@ _warned: dict[Any, int] = {}
 def reset() -> None:
     """Forget what was learnt about sizes and lines."""
     _sizes.clear()
+    _unlearnt.clear()
     _sites.clear()
     _warned.clear()
 
 
+_unlearnt: list[Known] = []  # graphs whose data's sizes nobody has asked for yet
+_FAR = 20  # times as many operations: such graphs are not alike
+
+
+def _maybe_like(known: Known) -> bool:
+    """Whether some graph known before may be like this one, as far as can be told without making its nodes a graph."""
+    if known.is_made:
+        return True
+    return any(
+        k is not known and k.size <= _FAR * known.size and known.size <= _FAR * k.size for k in events.graphs.values()
+    )
+
+
 def of(known: Known) -> Blame:
     """Compare a graph that was just compiled with the nearest one known before, and say so in the log."""
+    if not _maybe_like(known):
+        _unlearnt.append(known)
+        blame = Blame(known, None, None, [])
+        _say(blame, known)
+        return blame
     frame = source.user_frame(sys._getframe(1))
     names.look(frame)
     try:
-        learn(known.graph)
+        for each in (*_unlearnt, known):
+            if each.graph is not None:
+                learn(each.graph)
+        _unlearnt.clear()
         old = nearest(known.graph, known.where, known.number)
         differences = [] if old is None else compare(old.graph, known.graph)
         blame = Blame(known, known.nodes, old, differences)

@@ -138,7 +138,7 @@ def _save(graph: Graph) -> None:
     format = settings.save_tensors_format
     body = FORMATS.get(format, text)(graph)
     stack = "".join(
-        traceback.format_list([f for f in traceback.extract_stack() if not source._is_library(f.filename)])
+        traceback.format_list([f for f in traceback.extract_stack() if not source.is_library(f.filename)])
     ).rstrip()
     digest = hashlib.sha256(text(graph).encode()).hexdigest()[:32]
     with Path(settings.save_tensors_file).open("a") as file:

@@ -38,15 +38,52 @@ _diagnostics = settings._ALL["diagnostics"]
 
 
 class Known:
-    """A graph that was compiled: what stays known of it when its nodes are gone."""
+    """A graph that was compiled: what stays known of it when its nodes are gone.
 
-    def __init__(self, computation: Any, cause: str, where: tuple[CodeType | None, int]) -> None:
-        graph = computation.graph
+    A graph that ran as it was recorded has not been made yet; it and what it is like are worked out when somebody asks.
+    """
+
+    graph: Any
+    nodes: int
+    ops: Counter[str]
+    inputs: int
+    numbers: int
+    outputs: int
+    results: int
+    bytes_in: int
+    bytes_out: int
+    fresh: Counter[str]  # nodes that were new with this graph
+
+    def __init__(self, computation: Any, cause: str, where: tuple[CodeType | None, int], before: int) -> None:
+        self._made_of = computation
+        self._before = before  # the newest node of the graphs known before
+        self.newest = max((value.node.seq for value in computation.values), default=0)
         self.number = 0
-        self.graph: Any = graph
         self.computation = weakref.ref(computation)
         self.cause = cause
         self.where = where
+        self.compile_seconds = float(computation.compile_seconds)
+        self.backend = str(computation.backend.name)
+        self.runs = 0
+        self.hits = 0
+        self.step = step
+        self.blame: Any = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a graph already."""
+        return "_made_of" not in vars(self) or self._made_of.built
+
+    @property
+    def size(self) -> int:
+        """How many nodes it has; as long as that is not known, how many were made since the last graph was."""
+        return int(vars(self).get("nodes", self.newest - self._before))
+
+    def __getattr__(self, name: str) -> Any:
+        """What has not been asked for yet."""
+        if name not in Known.__annotations__ or "_made_of" not in vars(self):
+            raise AttributeError(name)
+        graph = self.graph = vars(self).pop("_made_of").graph
         self.nodes = len(graph.nodes)
         self.ops = Counter(node.op.name for node in graph.nodes)
         self.inputs = len(graph.data)
@@ -55,13 +92,18 @@ class Known:
         self.results = sum(len(node.outputs) for node in graph.nodes if not node.op.view)
         self.bytes_in = sum(v.spec.nbytes for v in graph.data)
         self.bytes_out = sum(v.spec.nbytes for v in graph.outputs)
-        self.compile_seconds = float(computation.compile_seconds)
-        self.backend = str(computation.compiled.backend.name)
-        self.runs = 0
-        self.hits = 0
-        self.step = step
-        self.fresh: Counter[str] = Counter()  # nodes that were new with this graph
-        self.blame: Any = None
+        self.fresh = Counter(node.op.name for node in graph.nodes if node.seq > self._before)
+        return getattr(self, name)
+
+    @property
+    def is_slim(self) -> bool:
+        """Whether its nodes are forgotten."""
+        return vars(self).get("graph", self) is None
+
+    def let_go(self) -> None:
+        """Forget the nodes."""
+        self.nodes  # noqa: B018  (everything else is known from here on)
+        self.graph = None
 
     @property
     def name(self) -> str:
@@ -274,12 +316,10 @@ def profiled(name: str, function: Callable[..., Any], *args: Any) -> Any:
 
 def _know(computation: Any, cause: str, where: tuple[CodeType | None, int]) -> Known:
     global _numbered, _last_node
-    known = computation.info = Known(computation, cause, where)
+    known = computation.info = Known(computation, cause, where, _last_node)
     _numbered += 1
     known.number = _numbered
-    nodes = known.graph.nodes
-    known.fresh = Counter(node.op.name for node in nodes if node.seq > _last_node)
-    _last_node = max(_last_node, nodes[-1].seq) if nodes else _last_node
+    _last_node = max(_last_node, known.newest)
     graphs[known.number] = known
     _slim()
     return known
@@ -290,10 +330,10 @@ def _slim() -> None:
     room = settings.max_nodes // 2
     for number in reversed(graphs):
         known = graphs[number]
-        if known.graph is not None:
-            room -= known.nodes
+        if not known.is_slim:
+            room -= known.size
             if room < 0 and number != _numbered:
-                known.graph = None
+                known.let_go()
     if len(graphs) > settings_ledger.value:
         for number, known in list(graphs.items())[: len(graphs) // 2]:
             if known.computation() is None:

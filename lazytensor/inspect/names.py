@@ -27,7 +27,7 @@ def look(frame: FrameType | None) -> None:
             _note(tensor, f"{name}.{path}")
     depth = 0
     while frame is not None and depth < 20:
-        if not source._is_library(frame.f_code.co_filename):
+        if not source.is_library(frame.f_code.co_filename):
             for name, value in _variables(frame):
                 _note_any(value, name)
             depth += 1

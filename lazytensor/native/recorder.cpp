@@ -19,72 +19,15 @@
 #include <structmember.h>
 
 #include "arguments.h"
+#include "births.h"
 #include "cells.h"
 #include "cuts.h"
 #include "guard.h"
+#include "lines.h"
 #include "objects.h"
 #include "states.h"
 
 namespace {
-
-bool ahead = false;  // whether new ops are run as they are recorded
-
-// --- ops that are run as they are recorded ---------------------------------------------------------------------------
-
-// The data of a value, if it is there; as execute.ahead._data.
-const at::Tensor& data_of(PyObject* value) {
-  if (Py_TYPE(value) != model.Value || PyLong_AsLong(slot(slot(value, model.value_spec), model.spec_device)) != 0) throw Leave();
-  PyObject* found = PyDict_GetItem(model.young, value);
-  if (found == nullptr) found = PyDict_GetItem(model.old, value);
-  if (found == nullptr && slot(value, model.value_leaf) == Py_True) {
-    PyObject* number = PyTuple_GET_ITEM(slot(slot(value, model.value_node), model.node_args), 1);
-    found = PyList_GET_ITEM(model.leaf_data, PyLong_AsSsize_t(number));
-  }
-  if (found == nullptr || !THPVariable_Check(found)) throw Leave();
-  return THPVariable_Unpack(found);
-}
-
-// A tensor argument as the CPU takes it; `canonical` is what it was recorded as.
-at::Tensor on_cpu(const at::Tensor& tensor, PyObject* canonical) {
-  return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() ? data_of(canonical) : tensor;
-}
-
-c10::IValue on_cpu(Form form, const c10::IValue& value, PyObject* canonical) {
-  if (form == Form::Tensor && value.isTensor()) return on_cpu(value.toTensor(), canonical);
-  if (form == Form::Device && !value.isNone()) return c10::Device(c10::DeviceType::CPU);
-  if (form != Form::Tensors) return value;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& each : value.toTensorVector()) list.push_back(on_cpu(each, PyTuple_GET_ITEM(canonical, list.size())));
-    return list;
-  }
-  c10::List<std::optional<at::Tensor>> list;
-  for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector()) {
-    if (each) list.push_back(on_cpu(*each, PyTuple_GET_ITEM(canonical, list.size())));
-    else list.push_back(std::nullopt);
-  }
-  return list;
-}
-
-// Run an op on the CPU, where neither autograd nor autocast of the program reach it; seconds.
-double run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
-  pybind11::gil_scoped_release release;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  auto start = std::chrono::steady_clock::now();
-  try {
-    op.callBoxed(stack);
-  } catch (const std::exception&) {  // Python will find out what it is
-    throw Leave();
-  }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-Ref spec_of(const at::Tensor& tensor) {
-  Ref key = geometry(tensor, 0);
-  if (PyObject* found = PyDict_GetItem(model.specs, key.p)) return Ref(Py_NewRef(found));
-  return Ref(ok(PyObject_CallObject(model.spec, key.p)));
-}
 
 // --- the kernel ------------------------------------------------------------------------------------------------------
 
@@ -108,10 +51,15 @@ class Recorder final : public c10::OperatorKernel {
     counts_versions = schema.name().rfind("aten::_foreach_", 0) == 0;
     for (const Argument& each : this->arguments)
       positional_numbers = positional_numbers || (each.default_object != nullptr && !each.keyword);
+    bool factory = false;
     for (size_t i = 0; i < schema.arguments().size(); i++) {
+      Form form = this->arguments[i].form;
+      if (this->arguments[i].keyword && form == Form::Dtype && schema.arguments()[i].name() == "dtype") factory_dtype = i;
+      factory = factory || (this->arguments[i].keyword && form == Form::Device);
       const auto* alias = schema.arguments()[i].alias_info();
       if (alias != nullptr && alias->isWrite()) written.push_back(i);
     }
+    if (!factory) factory_dtype = -1;
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -146,6 +94,9 @@ class Recorder final : public c10::OperatorKernel {
   bool counts_versions;
   bool positional_numbers = false;  // whether a number that may be left at its default stands among the positional ones
   std::vector<size_t> written;
+  Py_ssize_t factory_dtype = -1;  // where the dtype of a factory stands
+  PyObject* plain_name = nullptr;
+  std::vector<const Geometry*> looks;  // what the results of its last birth looked like
   c10::SafeKernelFunction python;
   ska::flat_hash_map<uint64_t, Known*> calls;
 
@@ -371,7 +322,7 @@ class Recorder final : public c10::OperatorKernel {
       return false;
     }
     finish(call, key.p, entry.p);
-    if (is_new && kind == Kind::Functional) Ref(ok(PyObject_CallOneArg(model.check_budget, entry.p)));
+    if (is_new && kind == Kind::Functional) check_budget(entry.p);
     return true;
   }
 
@@ -456,24 +407,44 @@ class Recorder final : public c10::OperatorKernel {
       if (arguments[i].form == Form::Device && !call.at(i).isNone() && call.at(i).toDevice().index() != 0) throw Leave();
       stack.push_back(on_cpu(arguments[i].form, call.at(i), PyTuple_GET_ITEM(key, i)));
     }
-    Ref seconds(ok(PyFloat_FromDouble(run_on_cpu(handle, &stack))));
+    run_on_cpu(handle, &stack);
     std::vector<at::Tensor> made;
     if (returns_list) {
       made = stack[0].toTensorVector();
     } else {
       for (const c10::IValue& each : stack) made.push_back(each.toTensor());
     }
-    Ref specs(ok(PyList_New(0))), data(ok(PyList_New(0)));
     for (const at::Tensor& each : made) {
       if (!each.defined() && returns == 1) throw Leave();
       if (each.defined() && (each.layout() != at::kStrided || (kind != Kind::View && !in_own_memory(each)))) throw Leave();
-      Ref spec = each.defined() ? spec_of(each) : Ref(Py_NewRef(Py_None));
-      Ref shell = each.defined() ? Ref(ok(THPVariable_Wrap(each))) : Ref(Py_NewRef(Py_None));
-      ok(PyList_Append(specs.p, spec.p));
-      ok(PyList_Append(data.p, shell.p));
     }
-    PyObject* form = returns_list ? reinterpret_cast<PyObject*>(&PyList_Type) : returns == 1 ? Py_None : reinterpret_cast<PyObject*>(&PyTuple_Type);
-    return Ref(ok(PyObject_CallFunctionObjArgs(model.born, op, key, form, specs.p, data.p, seconds.p, nullptr)));
+    Ref args = settled(key, made[0]);
+    Ref node = new_node(op, args.p, line_here(op, name(), args.p));
+    PyObject* outputs = set_outputs(node.p, made, kind == Kind::View, looks);
+    Ref entry = returns_list ? Ref(ok(PySequence_List(outputs))) : Ref(Py_NewRef(returns == 1 ? PyTuple_GET_ITEM(outputs, 0) : outputs));
+    ok(PyDict_SetItem(table, key, entry.p));
+    look_at_young();
+    return entry;
+  }
+
+  // The arguments a node keeps; as shapes.settle.
+  Ref settled(PyObject* key, const at::Tensor& made) const {
+    if (factory_dtype < 0 || PyTuple_GET_ITEM(key, factory_dtype) != Py_None || !made.defined()) return Ref(Py_NewRef(key));
+    Ref args(ok(PyTuple_New(PyTuple_GET_SIZE(key))));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); i++) {
+      PyObject* each = i == factory_dtype ? reinterpret_cast<PyObject*>(torch::getTHPDtype(made.scalar_type())) : PyTuple_GET_ITEM(key, i);
+      PyTuple_SET_ITEM(args.p, i, Py_NewRef(each));
+    }
+    return args;
+  }
+
+  // The op's name as lines are noted under it.
+  PyObject* name() {
+    if (plain_name == nullptr) {
+      Ref full(ok(PyObject_GetAttrString(op, "name")));
+      plain_name = ok(PyObject_CallOneArg(model.plain_name, full.p));
+    }
+    return plain_name;
   }
 
   static bool in_own_memory(const at::Tensor& tensor) {
@@ -663,9 +634,20 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.value_of_state = get("value_of_state");
   model.young = get("young");
   model.old = get("old");
-  model.born = get("born");
+  model.look = get("look");
   model.spec = get("spec");
-  model.check_budget = get("check_budget");
+  model.unasked = get("unasked");
+  model.budget_room = get("budget_room");
+  model.ir_globals = get("ir_globals");
+  model.made_name = PyUnicode_InternFromString("_made");
+  model.here = get("here");
+  model.line_of = get("line_of");
+  model.line_of_backward = get("line_of_backward");
+  model.is_library = get("is_library");
+  model.module_call = get("module_call");
+  model.forward_lines = get("forward_lines");
+  model.unknown_line = get("unknown_line");
+  model.plain_name = get("plain_name");
   model.live = get("live");
   model.effects = get("effects");
   model.data_of = get("data_of");
@@ -688,8 +670,18 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.value_index = offset_of(model.Value, "index");
   model.value_spec = offset_of(model.Value, "spec");
   model.value_node = offset_of(model.Value, "node");
-  model.node_args = offset_of(type("Node"), "args");
-  model.node_seq = offset_of(type("Node"), "seq");
+  model.value_size = offset_of(model.Value, "size");
+  model.value_dtype = offset_of(model.Value, "dtype");
+  model.value_plain = offset_of(model.Value, "plain");
+  model.Node = type("Node");
+  model.node_args = offset_of(model.Node, "args");
+  model.node_seq = offset_of(model.Node, "seq");
+  model.node_op = offset_of(model.Node, "op");
+  model.node_inputs = offset_of(model.Node, "inputs");
+  model.node_outputs = offset_of(model.Node, "outputs");
+  model.node_depth = offset_of(model.Node, "depth");
+  model.node_line = offset_of(model.Node, "line");
+  model.node_mark = offset_of(model.Node, "mark");
   PyTypeObject* spec = type("Spec");
   model.spec_device = offset_of(spec, "device");
   model.spec_stride = offset_of(spec, "stride");
@@ -730,10 +722,12 @@ PyObject* enable(PyObject*, PyObject* flag) {
 
 PyObject* is_enabled(PyObject*, PyObject*) { return PyBool_FromLong(enabled); }
 
-// run_ahead(flag): whether new ops are run as they are recorded.
-PyObject* run_ahead(PyObject*, PyObject* flag) {
-  ahead = PyObject_IsTrue(flag) == 1;
+// run_ahead(bytes): run new ops as they are recorded, and look after so many bytes who can see them; None: leave them to Python.
+PyObject* run_ahead(PyObject*, PyObject* bytes) {
+  HANDLE_TH_ERRORS
+  switch_ahead(bytes != Py_None, bytes != Py_None ? PyLong_AsLongLong(bytes) : 0);
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 PyMethodDef methods[] = {
@@ -741,6 +735,8 @@ PyMethodDef methods[] = {
     {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
     {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
     {"run_ahead", run_ahead, METH_O, "Run new ops as they are recorded, or leave them to Python."},
+    {"ahead_seconds", [](PyObject*, PyObject*) -> PyObject* { return PyFloat_FromDouble(ahead_seconds); }, METH_NOARGS,
+     "How long the ops took that were run as they were recorded."},
     {"install_reader", [](PyObject*, PyObject*) -> PyObject* {
        HANDLE_TH_ERRORS
        install_reader();

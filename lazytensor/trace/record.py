@@ -52,6 +52,7 @@ def drop_nodes(keep: set[Node]) -> None:
     """Forget every interned node but these.  Leaves stay: they are few and shared by all."""
     forget_calls()
     _inferred.clear()
+    unasked.clear()
     shapes.inferred_mutations.clear()
     for each in ops.values():
         if each.table:
@@ -126,39 +127,56 @@ def _build(op: Op, args: tuple[Any, ...]) -> Any:
     if forced and not op.view and op.name.partition(".")[0] in forced:
         raise shapes.CannotInfer("it is forced to")
     device = _common_device(args)
-    question = (op, device, shapes.looks(args))
-    known = _inferred.get(question)
     data = run_ahead(op, args)
-    if known is None:
-        result = data if data is not None and tells(op, data) else shapes.infer(op, args)  # noqa: F821
-        specs: list[Spec | None] = []
-        layout = _structure(result, device, specs)
-        if len(_inferred) > 100_000:
-            _inferred.clear()
-        known = _inferred[question] = (layout, specs)
-    layout, specs = known
+    told = data is not None and tells(op, data)  # noqa: F821
+    layout, specs = _look_of(data, device) if told else _inferred_look(op, args, device)
     if op.name in recordings:
         return _as_recorded(recordings[op.name](*args), layout, specs)
     node = make_node(op, shapes.settle(op, args, specs), specs, source.here(op, args))
     if data is not None:
         keep_ahead(node.outputs, data)  # noqa: F821
-    return _fill(layout, node.outputs)
-
-
-def new_node(op: Op, args: tuple[Any, ...], form: type | None, specs: list[Spec | None]) -> Node:
-    """The node of a new op on device 0, of which is known what it returns: one tensor, or a list or tuple of them, that
-    look like this.  Remembers that they do.
-    """
-    question = (op, 0, shapes.looks(args))
-    if question not in _inferred:
-        _inferred[question] = (0 if form is None else form(range(len(specs))), specs)
-    if any(a.__class__ is torch.device for a in args):  # a factory; to ask the op takes 0.1 ms the first time
-        args = shapes.settle(op, args, specs)
-    return make_node(op, args, specs, source.here(op, args))
+    entry = _fill(layout, node.outputs)
+    if told:
+        unasked.append(node)
+    return entry
 
 
 # What was inferred, by what the arguments look like: a new structure is often a known op on tensors of known geometry.
 _inferred: dict[tuple[Any, ...], tuple[Any, list[Spec | None]]] = {}
+# New nodes that nobody had to ask about, since running them told it; what they tell is noted when somebody asks.
+unasked: list[Node] = []
+
+
+def _look_of(result: Any, device: int) -> tuple[Any, list[Spec | None]]:
+    """What the tensors of a result look like, and how they stand in it."""
+    specs: list[Spec | None] = []
+    return _structure(result, device, specs), specs
+
+
+def _inferred_look(op: Op, args: tuple[Any, ...], device: int) -> tuple[Any, list[Spec | None]]:
+    for node in unasked:
+        entry = node.op.table.get(node.args)
+        if entry is not None:
+            asked = (node.op, _common_device(node.args), shapes.looks(node.args))
+            _inferred[asked] = _positions(entry), [None if v is None else v.spec for v in node.outputs]
+    unasked.clear()
+    question = (op, device, shapes.looks(args))
+    known = _inferred.get(question)
+    if known is None:
+        if len(_inferred) > 100_000:
+            _inferred.clear()
+        known = _inferred[question] = _look_of(shapes.infer(op, args), device)
+    return known
+
+
+def _positions(entry: Any) -> Any:
+    """A table entry with the number of each output in place of its value."""
+    numbers = iter(range(1 << 30))
+
+    def each(part: Any) -> Any:
+        return type(part)(map(each, part)) if isinstance(part, tuple | list) else next(numbers)
+
+    return each(entry)
 
 
 def _structure(result: Any, device: int, specs: list[Spec | None]) -> Any:

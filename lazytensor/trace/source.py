@@ -68,7 +68,8 @@ def skip(path: str) -> None:
 _ours: dict[str, bool] = {}
 
 
-def _is_library(path: str) -> bool:
+def is_library(path: str) -> bool:
+    """Whether this file is PyTorch's, lazytensor's or Python's own."""
     known = _ours.get(path)
     if known is None:
         known = _ours[path] = (
@@ -85,7 +86,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     known = _ours.get
     while frame is not None:
         path = frame.f_code.co_filename
-        if not (known(path) or _is_library(path)):
+        if not (known(path) or is_library(path)):
             return frame
         frame = frame.f_back
     return None
@@ -93,7 +94,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 # --- modules --------------------------------------------------------------------------------------------------------
 
-_CALL = torch.nn.Module._call_impl.__code__  # type: ignore[attr-defined]
+CALL = torch.nn.Module._wrapped_call_impl.__code__  # type: ignore[attr-defined]
 # For each outermost module seen: its name and the path of each module in it.
 roots: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, dict[int, str]]] = weakref.WeakKeyDictionary()
 
@@ -133,7 +134,7 @@ def _name(module: torch.nn.Module, frame: FrameType) -> str:
 # By autograd sequence number: what was new right after that autograd node was made, and where.  The node of an op is
 # made just before its kernel runs, so the first entry under a number is usually the op itself; the name tells for
 # sure.
-_forward: dict[int, list[tuple[str, Line]]] = {}
+forward: dict[int, list[tuple[str, Line]]] = {}
 _next_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node = torch._C._current_autograd_node  # type: ignore[attr-defined]
 _BUILT_IN = re.compile(r"(.+)Backward\d+$")
@@ -144,37 +145,44 @@ def here(op: Op, args: tuple[Any, ...]) -> Line:
     node = _current_node()
     if node is not None:
         frame = user_frame(sys._getframe(1))
-        if frame is None:
-            return UNKNOWN
-        origin = _origin(node, args)
-        place = (None, None) if origin is None else (origin.place, origin.module)
-        return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, *place)
+        return UNKNOWN if frame is None else line_of_backward(frame, _origin(node, args))
     known = _ours.get
     user = inner = outer = None
     each: FrameType | None = sys._getframe(1)
     while each is not None:
         code = each.f_code
-        if code is _CALL:
+        if code is CALL:
             outer = each
             if inner is None:
                 inner = each
-        elif user is None and not (known(code.co_filename) or _is_library(code.co_filename)):
+        elif user is None and not (known(code.co_filename) or is_library(code.co_filename)):
             user = each
         each = each.f_back
     if user is None:
         return UNKNOWN
-    module = None if inner is None or outer is None else module_path(inner, outer)
-    line = Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, None, module)
-    if len(_forward) > 100_000:
-        _forward.clear()
-    noted = _forward.setdefault(_next_sequence() - 1, [])
+    line = line_of(user, inner, outer)
+    noted = forward.setdefault(_next_sequence() - 1, [])
     if len(noted) < 4:
-        noted.append((_plain(op.name), line))
+        noted.append((plain(op.name), line))
     return line
 
 
+def line_of(user: FrameType, inner: FrameType | None, outer: FrameType | None) -> Line:
+    """The line of the user's frame, under the innermost and the outermost call of a module, if there is one."""
+    if len(forward) > 100_000:
+        forward.clear()
+    module = None if inner is None or outer is None else module_path(inner, outer)
+    return Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, None, module)
+
+
+def line_of_backward(user: FrameType, origin: Line | None) -> Line:
+    """The line of the user's frame that runs backward, for an op that belongs to this forward line."""
+    place = (None, None) if origin is None else (origin.place, origin.module)
+    return Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, *place)
+
+
 @functools.cache
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """``aten::_log_softmax.int`` as ``logsoftmax``: comparable with the name of an autograd node."""
     return name.rpartition("::")[2].partition(".")[0].replace("_", "").lower()
 
@@ -188,7 +196,7 @@ def _built_in(name: str) -> str | None:
 
 def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
     wanted = _built_in(node.name())
-    noted = _forward.get(node._sequence_nr(), ())
+    noted = forward.get(node._sequence_nr(), ())
     if wanted is None:  # a torch.autograd.Function: what its forward recorded first
         return noted[0][1] if noted else None
     for name, line in noted:
@@ -200,12 +208,12 @@ def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
     saved = [v for v in values if not v.leaf and v.node.line is not None and v.node.line.forward is None]
     # The first gradient is made from the loss (``ones_like``), so what values were made from counts as well.
     near = [*saved, *(v for value in values if not value.leaf for v in value.node.inputs if not v.leaf)]
-    found = next((v.node.line for v in near if _plain(v.node.op.name).startswith(wanted)), None)
+    found = next((v.node.line for v in near if plain(v.node.op.name).startswith(wanted)), None)
     if found is not None and found.forward is not None:
         found = None
     found = found or _user_of([v for v in values if v.leaf or v in saved], wanted)
     if found is not None:  # the other ops of the same autograd node have no saved value among their arguments
-        _forward.setdefault(node._sequence_nr(), []).append((wanted, found))
+        forward.setdefault(node._sequence_nr(), []).append((wanted, found))
         return found
     return next((v.node.line for v in values if not v.leaf and v.node.line and v.node.line.forward is not None), None)
 
@@ -231,7 +239,7 @@ def _names_like(wanted: str, count: int) -> list[str]:
     """The ops whose names begin like this, of the ``count`` that there are."""
     from lazytensor.trace.record import ops
 
-    return [name for name in ops if _plain(name).startswith(wanted)]
+    return [name for name in ops if plain(name).startswith(wanted)]
 
 
 def _members(key: tuple[Any, ...]) -> Iterable[Any]:

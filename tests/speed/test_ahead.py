@@ -15,6 +15,7 @@ import lazytensor as lt
 from lazytensor.backend import diskcache
 from lazytensor.backend.reference import ReferenceBackend
 from lazytensor.execute import ahead, cut
+from lazytensor.inspect import events
 from lazytensor.trace import record, shapes
 
 
@@ -28,8 +29,10 @@ class Counting(ReferenceBackend):
         super().__init__()
         self.runs = 0
         self.told = 0
+        self.compiled = 0
 
     def compile(self, graph):  # type: ignore[no-untyped-def]
+        self.compiled += 1
         program = super().compile(graph)
 
         def run(*inputs):  # type: ignore[no-untyped-def]
@@ -74,9 +77,41 @@ def train(device: str, steps: int) -> list[torch.Tensor]:
 
 def test_a_new_step_is_run_by_nothing_else_and_gives_what_eager_gives(backend: Counting) -> None:
     found = train("ltc", 1)
-    assert backend.runs == 0
-    assert backend.told == cut.misses > 0
+    assert backend.runs == backend.compiled == 0
+    assert cut.misses > 0
     assert all(map(torch.equal, found, train("cpu", 1)))
+
+
+def test_a_new_step_becomes_a_graph_when_it_comes_again_or_somebody_asks(backend: Counting) -> None:
+    x = torch.randn(4).to("ltc")
+    for step in range(3):
+        y = (x * 2).sin()
+        lt.sync()
+        assert (backend.compiled, backend.told, backend.runs) == (min(step, 1), min(step, 1), step)
+        known = list(events.graphs.values())[-1]
+        assert (known.runs, known.hits) == (step + 1, step)
+    assert (known.nodes, known.outputs) == (2, 1)
+    assert known.ops == known.fresh == {"aten::mul.Tensor": 1, "aten::sin": 1}
+    assert known.compile_seconds > 0
+    assert torch.equal(y.cpu(), (x.cpu() * 2).sin())
+
+
+def test_a_backend_that_refuses_the_graph_says_so_when_it_is_asked(backend: Counting) -> None:
+    def refuse(graph: Any) -> Any:
+        raise NotImplementedError("not this one")
+
+    backend.compile = refuse  # type: ignore[method-assign]
+    x = torch.randn(4).to("ltc")
+    y = (x * 2).sin()
+    lt.sync()
+    assert torch.equal(y.cpu(), (x.cpu() * 2).sin())
+    for _ in range(2):
+        z = (x * 2).sin()
+        with pytest.raises(lt.errors.BackendFailed, match="not this one"):
+            lt.sync()
+    del backend.compile  # type: ignore[method-assign]
+    assert torch.equal(z.cpu(), (x.cpu() * 2).sin())
+    assert backend.runs == 1
 
 
 def test_later_steps_are_the_backends_and_give_what_eager_gives(backend: Counting) -> None:
@@ -153,7 +188,7 @@ def test_what_nobody_can_see_is_dropped(backend: Counting) -> None:
         y = x * float(i)
         y = y + y
     held = sum(t.nbytes for t in (*ahead._young.values(), *ahead._old.values()))
-    assert held <= 3 * ahead._YOUNG_BYTES < 60 * 2 * x.nbytes
+    assert held <= 3 * ahead.YOUNG_BYTES < 60 * 2 * x.nbytes
     lt.sync()
     assert torch.equal(y.cpu(), 2 * (x.cpu() * 59.0))
     gc.collect()
@@ -164,7 +199,7 @@ def test_what_nobody_can_see_is_dropped(backend: Counting) -> None:
 def test_views_of_views_are_made_again_when_their_data_has_been_dropped(
     backend: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "_YOUNG_BYTES", 0)  # what nobody is known to see is dropped at once
+    monkeypatch.setattr(ahead, "YOUNG_BYTES", 0)  # what nobody is known to see is dropped at once
 
     def program(device: str) -> torch.Tensor:
         x = torch.arange(24.0).reshape(2, 3, 4).to(device).requires_grad_()
@@ -177,7 +212,7 @@ def test_views_of_views_are_made_again_when_their_data_has_been_dropped(
     grad = program("ltc")
     assert ahead.on
     lt.sync()
-    assert backend.runs == 0 and backend.told == 1
+    assert backend.runs == 0 and backend.compiled == 0
     assert torch.equal(grad.cpu(), program("cpu"))
 
 
@@ -223,6 +258,8 @@ def test_the_default_backend_counts_it_as_the_first_run(tmp_path: Path) -> None:
             lt.clear_cache()
             y = torch.randn(3, 3).to("ltc").sin().cos()
             lt.sync()
+            assert not lt.current_backend().graphs, "it may never come again"  # type: ignore[attr-defined]
+            next(iter(cut.computations.values())).build()
             tiered = lt.current_backend().graphs[-1]  # type: ignore[attr-defined]
             assert tiered.runs == 1
             assert tiered._first is None, "the first tier has compiled nothing"

@@ -1,0 +1,197 @@
+// The nodes of a step that is run as it is recorded (lazytensor/execute/ahead.py): the op is run on the data of its arguments,
+// and what came out tells what the node looks like; as ahead.born and record.new_node.  Under the interpreter's lock.
+// Part of recorder.cpp.
+
+#pragma once
+
+#include <chrono>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "arguments.h"
+#include "cells.h"
+#include "lines.h"
+#include "objects.h"
+#include "states.h"
+
+namespace {
+
+bool ahead = false;         // whether new ops are run as they are recorded
+double ahead_seconds = 0;   // that the ops of this trace took
+int64_t young_bytes = 0;    // made since it was last looked at who can see it
+int64_t most_young = 0;     // before it is
+int64_t unchecked_bytes = 0;  // made since the budget was last asked
+int unchecked = 0;            // nodes, likewise
+int64_t room_bytes = 0;       // how much of both there may be before it has to be
+int room = 0;
+
+// A trace is run ahead from now on, or no longer.
+void switch_ahead(bool on, int64_t bytes) {
+  ahead = on;
+  most_young = bytes;
+  young_bytes = unchecked_bytes = 0;
+  unchecked = room = 0;
+  if (on) ahead_seconds = 0;
+  forget_lines();
+}
+
+// --- running ---------------------------------------------------------------------------------------------------------
+
+// The data of a value, if it is there; as execute.ahead._data.
+const at::Tensor& data_of(PyObject* value) {
+  if (Py_TYPE(value) != model.Value || PyLong_AsLong(slot(slot(value, model.value_spec), model.spec_device)) != 0) throw Leave();
+  PyObject* found = PyDict_GetItem(model.young, value);
+  if (found == nullptr) found = PyDict_GetItem(model.old, value);
+  if (found == nullptr && slot(value, model.value_leaf) == Py_True) {
+    PyObject* number = PyTuple_GET_ITEM(slot(slot(value, model.value_node), model.node_args), 1);
+    found = PyList_GET_ITEM(model.leaf_data, PyLong_AsSsize_t(number));
+  }
+  if (found == nullptr || !THPVariable_Check(found)) throw Leave();
+  return THPVariable_Unpack(found);
+}
+
+// A tensor argument as the CPU takes it; `canonical` is what it was recorded as.
+at::Tensor on_cpu(const at::Tensor& tensor, PyObject* canonical) {
+  return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() ? data_of(canonical) : tensor;
+}
+
+c10::IValue on_cpu(Form form, const c10::IValue& value, PyObject* canonical) {
+  if (form == Form::Tensor && value.isTensor()) return on_cpu(value.toTensor(), canonical);
+  if (form == Form::Device && !value.isNone()) return c10::Device(c10::DeviceType::CPU);
+  if (form != Form::Tensors) return value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorVector()) list.push_back(on_cpu(each, PyTuple_GET_ITEM(canonical, list.size())));
+    return list;
+  }
+  c10::List<std::optional<at::Tensor>> list;
+  for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector()) {
+    if (each) list.push_back(on_cpu(*each, PyTuple_GET_ITEM(canonical, list.size())));
+    else list.push_back(std::nullopt);
+  }
+  return list;
+}
+
+// Run an op on the CPU, where neither autograd nor autocast of the program reach it.
+void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
+  pybind11::gil_scoped_release release;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  auto start = std::chrono::steady_clock::now();
+  try {
+    op.callBoxed(stack);
+  } catch (const std::exception&) {  // Python will find out what it is
+    throw Leave();
+  }
+  ahead_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// --- nodes -----------------------------------------------------------------------------------------------------------
+
+// The Spec of a tensor on the first device; `like` is one that it may well have, which is found sooner.
+PyObject* spec_of(const at::Tensor& tensor, const Geometry*& like) {
+  if (like == nullptr || !looks_like(tensor.unsafeGetTensorImpl(), like) || tensor.is_conj() || tensor.is_neg() || !like->ordinary) {
+    Ref key = geometry(tensor, 0);
+    PyObject* found = PyDict_GetItem(model.specs, key.p);  // keeps it
+    like = geometry_of(found != nullptr ? found : Ref(ok(PyObject_CallObject(model.spec, key.p))).p);
+  }
+  return like->spec;
+}
+
+void values_in(PyObject* args, std::vector<PyObject*>& found) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+    PyObject* each = PyTuple_GET_ITEM(args, i);
+    if (Py_TYPE(each) == model.Value) found.push_back(each);
+    else if (PyTuple_Check(each)) values_in(each, found);
+  }
+}
+
+void put(PyObject* object, Py_ssize_t offset, Ref value) { slot(object, offset) = value.release(); }
+
+// The number of a new node; ir._made has it.
+Ref next_sequence() {
+  PyObject* made = ok(PyDict_GetItemWithError(model.ir_globals, model.made_name));
+  Ref next(ok(PyLong_FromLongLong(PyLong_AsLongLong(made) + 1)));
+  ok(PyDict_SetItem(model.ir_globals, model.made_name, next.p));
+  return next;
+}
+
+// A node without outputs; as ir.Node.
+Ref new_node(PyObject* op, PyObject* args, Ref line) {
+  std::vector<PyObject*> values;
+  values_in(args, values);
+  Ref inputs(ok(PyTuple_New(values.size())));
+  long depth = 0;
+  for (size_t i = 0; i < values.size(); i++) {
+    PyTuple_SET_ITEM(inputs.p, i, Py_NewRef(values[i]));
+    depth = std::max(depth, PyLong_AsLong(slot(slot(values[i], model.value_node), model.node_depth)));
+  }
+  Ref node(ok(model.Node->tp_alloc(model.Node, 0)));
+  put(node.p, model.node_op, Ref(Py_NewRef(op)));
+  put(node.p, model.node_args, Ref(Py_NewRef(args)));
+  put(node.p, model.node_inputs, std::move(inputs));
+  put(node.p, model.node_line, std::move(line));
+  put(node.p, model.node_depth, Ref(ok(PyLong_FromLong(depth + 1))));
+  put(node.p, model.node_mark, Ref(ok(PyLong_FromLong(0))));
+  put(node.p, model.node_seq, next_sequence());
+  return node;
+}
+
+// One output of a node; as ir.Value.
+Ref new_value(PyObject* node, size_t index, PyObject* spec) {
+  Ref value(ok(model.Value->tp_alloc(model.Value, 0)));
+  put(value.p, model.value_node, Ref(Py_NewRef(node)));
+  put(value.p, model.value_index, Ref(ok(PyLong_FromSize_t(index))));
+  put(value.p, model.value_spec, Ref(Py_NewRef(spec)));
+  put(value.p, model.value_size, Ref(Py_NewRef(slot(spec, model.spec_size))));
+  put(value.p, model.value_dtype, Ref(Py_NewRef(slot(spec, model.spec_dtype))));
+  put(value.p, model.value_plain, Ref(Py_NewRef(slot(spec, model.spec_plain))));
+  put(value.p, model.value_leaf, Ref(Py_NewRef(Py_False)));
+  return value;
+}
+
+// Give a node its outputs, whose data is this, and keep that.
+PyObject* set_outputs(PyObject* node, const std::vector<at::Tensor>& made, bool view, std::vector<const Geometry*>& looks) {
+  looks.resize(std::max(looks.size(), made.size()));
+  Ref outputs(ok(PyTuple_New(made.size())));
+  for (size_t i = 0; i < made.size(); i++) {
+    if (!made[i].defined()) {
+      PyTuple_SET_ITEM(outputs.p, i, Py_NewRef(Py_None));
+      continue;
+    }
+    Ref value = new_value(node, i, spec_of(made[i], looks[i]));
+    Ref shell(ok(THPVariable_Wrap(made[i])));
+    ok(PyDict_SetItem(model.young, value.p, shell.p));
+    int64_t bytes = made[i].numel() * static_cast<int64_t>(made[i].element_size());
+    if (!view) young_bytes += bytes;
+    unchecked_bytes += bytes;
+    PyTuple_SET_ITEM(outputs.p, i, value.release());
+  }
+  unchecked++;
+  ok(PyList_Append(model.unasked, node));
+  put(node, model.node_outputs, Ref(Py_NewRef(outputs.p)));
+  return outputs.p;  // the node holds it
+}
+
+// --- bounds ----------------------------------------------------------------------------------------------------------
+
+// Drop what no tensor can see any more, if much was made; as ahead.keep.
+void look_at_young() {
+  if (young_bytes <= most_young) return;
+  young_bytes = 0;
+  Ref(ok(PyObject_CallNoArgs(model.look)));
+}
+
+// Ask whether what is pending, with this new table entry, is over the budget; may cut.
+void check_budget(PyObject* entry) {
+  if (unchecked <= room && unchecked_bytes <= room_bytes) return;
+  Ref answer(ok(PyObject_CallFunction(model.budget_room, "OL", entry, static_cast<long long>(unchecked_bytes))));
+  unchecked = 0;
+  unchecked_bytes = 0;
+  room = static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(answer.p, 0)));
+  room_bytes = PyLong_AsLongLong(PyTuple_GET_ITEM(answer.p, 1));
+}
+
+}  // namespace

@@ -1,0 +1,218 @@
+// The line of the user's program that is running, for the nodes that C++ makes; as lazytensor/trace/source.py finds it.
+//
+// A program records many operations from few lines, so a line is worked out by Python once and found again here by where
+// it is: the frame's code and instruction, and the modules that are being called, or in backward the forward line.  What is
+// remembered lasts until the end of the trace, since code and modules may die and others take their addresses.  What is not
+// found in the usual way is Python's to find.
+// Part of recorder.cpp.
+
+#pragma once
+
+#include <array>
+#include <string>
+#include <typeindex>
+#include <unordered_map>
+
+#include <ATen/SequenceNumber.h>
+#include <frameobject.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "objects.h"
+
+namespace {
+
+using Place = std::array<uint64_t, 4>;
+
+struct PlaceHash {
+  size_t operator()(const Place& place) const {
+    uint64_t hash = 0;
+    for (uint64_t word : place) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+struct Found {
+  PyObject* line;
+  PyObject* kept[2];  // the code, and the forward line
+  PyObject* weak[2];  // to the modules, which must not be held
+  void release() {
+    Py_DECREF(line);
+    for (PyObject* each : kept) Py_XDECREF(each);
+    for (PyObject* each : weak) Py_XDECREF(each);
+  }
+};
+
+std::unordered_map<Place, Found, PlaceHash> lines;
+std::unordered_map<PyObject*, bool> library;  // code -> whether it is PyTorch's, ours, or Python's
+
+template <class T>
+uint64_t word_of(T* object) { return reinterpret_cast<uint64_t>(object); }
+
+// A trace ends.
+void forget_lines() {
+  for (auto& [place, found] : lines) found.release();
+  lines.clear();
+  for (auto& [code, ours] : library) Py_DECREF(code);
+  library.clear();
+}
+
+bool is_library(PyObject* code) {
+  auto found = library.find(code);
+  if (found != library.end()) return found->second;
+  Ref path(ok(PyObject_GetAttrString(code, "co_filename")));
+  Ref known(ok(PyObject_CallOneArg(model.is_library, path.p)));
+  bool ours = known.p == Py_True;
+  library.emplace(Py_NewRef(code), ours);
+  return ours;
+}
+
+// The frames that tell a line: the innermost of the user's, and those of the innermost and outermost call of a module.
+struct Frames {
+  Ref user, code, inner, outer;
+};
+
+Ref as_ref(PyFrameObject* frame) { return Ref(reinterpret_cast<PyObject*>(frame)); }
+PyFrameObject* as_frame(const Ref& ref) { return reinterpret_cast<PyFrameObject*>(ref.p); }
+
+Frames frames(bool modules) {
+  Frames found;
+  Ref frame(Py_XNewRef(reinterpret_cast<PyObject*>(PyEval_GetFrame())));
+  while (frame.p != nullptr) {
+    Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(as_frame(frame))));
+    if (code.p == model.module_call) {
+      if (found.inner.p == nullptr) found.inner = Ref(Py_NewRef(frame.p));
+      found.outer = Ref(Py_NewRef(frame.p));
+    } else if (found.user.p == nullptr && !is_library(code.p)) {
+      found.user = Ref(Py_NewRef(frame.p));
+      found.code = std::move(code);
+      if (!modules) break;
+    }
+    frame = as_ref(PyFrame_GetBack(as_frame(frame)));
+  }
+  return found;
+}
+
+// The module that is called in a frame.
+Ref called(const Ref& frame) { return frame.p == nullptr ? Ref() : Ref(ok(PyFrame_GetVarString(as_frame(frame), "self"))); }
+
+bool is_still(PyObject* weak, PyObject* object) {
+  if (weak == nullptr) return object == nullptr;
+  PyObject* now = nullptr;
+  ok(PyWeakref_GetRef(weak, &now));
+  Py_XDECREF(now);
+  return now == object;
+}
+
+// A remembered line, or none (borrowed).
+PyObject* line_at(const Place& place, PyObject* inner, PyObject* outer) {
+  auto found = lines.find(place);
+  if (found == lines.end() || !is_still(found->second.weak[0], inner) || !is_still(found->second.weak[1], outer)) return nullptr;
+  return found->second.line;
+}
+
+// Remember a line that lies in this code, belongs to this forward line or none, and was recorded in these modules.
+PyObject* remember_line(const Place& place, Ref line, PyObject* code, PyObject* origin, PyObject* inner, PyObject* outer) {
+  auto weak = [](PyObject* object) { return object == nullptr ? nullptr : ok(PyWeakref_NewRef(object, nullptr)); };
+  Found found{line.release(), {Py_NewRef(code), Py_XNewRef(origin)}, {weak(inner), weak(outer)}};
+  auto [at, is_new] = lines.try_emplace(place, found);
+  if (!is_new) {  // a module at the address of one that died
+    at->second.release();
+    at->second = found;
+  }
+  return found.line;
+}
+
+// --- in forward
+
+int64_t noted_under = -1;  // the sequence number that the last forward op was noted under, and how many were
+int noted = 0;
+
+// Let backward find this line by the autograd node that was made just before; as source.here does.
+void note_forward(PyObject* plain_name, PyObject* line) {
+  int64_t sequence = static_cast<int64_t>(at::sequence_number::peek()) - 1;
+  if (sequence == noted_under && noted >= 4) return;
+  noted = sequence == noted_under ? noted + 1 : 1;
+  noted_under = sequence;
+  Ref number(ok(PyLong_FromLongLong(sequence)));
+  Ref entry(ok(PyTuple_Pack(2, plain_name, line)));
+  PyObject* list = PyDict_GetItemWithError(model.forward_lines, number.p);
+  if (list == nullptr) {
+    Ref made(ok(PyList_New(0)));
+    ok(PyDict_SetItem(model.forward_lines, number.p, made.p));
+    list = made.p;  // the dictionary holds it
+    ok(PyList_Append(list, entry.p));
+  } else if (PyList_GET_SIZE(list) < 4) {
+    ok(PyList_Append(list, entry.p));
+  }
+}
+
+Ref forward_line(PyObject* plain_name) {
+  Frames at = frames(true);
+  if (at.user.p == nullptr) return Ref(Py_NewRef(model.unknown_line));
+  Ref inner = called(at.inner), outer = called(at.outer);
+  Place place{word_of(at.code.p), static_cast<uint64_t>(PyFrame_GetLasti(as_frame(at.user))), word_of(inner.p), word_of(outer.p)};
+  PyObject* line = line_at(place, inner.p, outer.p);
+  if (line == nullptr) {
+    auto or_none = [](const Ref& frame) { return frame.p == nullptr ? Py_None : frame.p; };
+    Ref made(ok(PyObject_CallFunctionObjArgs(model.line_of, at.user.p, or_none(at.inner), or_none(at.outer), nullptr)));
+    line = remember_line(place, std::move(made), at.code.p, nullptr, inner.p, outer.p);
+  }
+  note_forward(plain_name, line);
+  return Ref(Py_NewRef(line));
+}
+
+// --- in backward
+
+// The op behind an autograd node, as source._plain has it: `addmm` for AddmmBackward0; empty for what PyTorch did not derive.
+const std::string& derived_from(const torch::autograd::Node& node) {
+  static std::unordered_map<std::type_index, std::string> names;
+  auto [at, is_new] = names.try_emplace(std::type_index(typeid(node)));
+  if (is_new) {
+    std::string name = node.name();
+    size_t end = name.rfind("Backward");
+    if (end != std::string::npos && end > 0 && end + 8 < name.size() &&
+        name.find_first_not_of("0123456789", end + 8) == std::string::npos) {
+      for (char letter : name.substr(0, end)) at->second += static_cast<char>(std::tolower(letter));
+    }
+  }
+  return at->second;
+}
+
+// The line of a forward op that was noted under this autograd node, or none (borrowed).
+PyObject* origin_of(const torch::autograd::Node& node) {
+  const std::string& wanted = derived_from(node);
+  if (wanted.empty()) return nullptr;
+  Ref number(ok(PyLong_FromUnsignedLongLong(node.sequence_nr())));
+  PyObject* list = PyDict_GetItemWithError(model.forward_lines, number.p);
+  for (Py_ssize_t i = 0; list != nullptr && i < PyList_GET_SIZE(list); i++) {
+    PyObject* entry = PyList_GET_ITEM(list, i);
+    const char* name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(entry, 0));
+    if (name != nullptr && std::strncmp(name, wanted.c_str(), wanted.size()) == 0) return PyTuple_GET_ITEM(entry, 1);
+  }
+  return nullptr;
+}
+
+Ref backward_line(const torch::autograd::Node& node, PyObject* op, PyObject* args) {
+  PyObject* origin = origin_of(node);
+  if (origin == nullptr) return Ref(ok(PyObject_CallFunctionObjArgs(model.here, op, args, nullptr)));
+  Frames at = frames(false);
+  if (at.user.p == nullptr) return Ref(Py_NewRef(model.unknown_line));
+  Place place{word_of(at.code.p), static_cast<uint64_t>(PyFrame_GetLasti(as_frame(at.user))), word_of(origin), 1};
+  PyObject* line = line_at(place, nullptr, nullptr);
+  if (line == nullptr) {
+    Ref made(ok(PyObject_CallFunctionObjArgs(model.line_of_backward, at.user.p, origin, nullptr)));
+    line = remember_line(place, std::move(made), at.code.p, origin, nullptr, nullptr);
+  }
+  return Ref(Py_NewRef(line));
+}
+
+// The user's line that records this op with these canonical arguments; as source.here.
+Ref line_here(PyObject* op, PyObject* plain_name, PyObject* args) {
+  auto node = torch::autograd::get_current_node();
+  return node == nullptr ? forward_line(plain_name) : backward_line(*node, op, args);
+}
+
+}  // namespace
