@@ -38,12 +38,13 @@ def install(kernels: ModuleType) -> bool:
         return False
     found.begin(_parts())
     with replacing():
+        mutations = {id(each.table): each.functional for each in record.mutations if not each.outs}
         for name, (kind, table) in kernels.hits.items():
-            stem, _, overload = name.partition(".")
-            own = record.ops.get("aten::" + name)
-            found.install(
-                "aten::" + stem, overload, kind, own if own is not None and own.table is table else None, table
-            )
+            own = mutations.get(id(table)) or record.ops.get("aten::" + name)
+            if own is not None and own.table is not table and id(table) not in mutations:
+                own = None
+            made_by = _split(own.name) if own is not None else _split("aten::" + name)
+            found.install(*_split("aten::" + name), kind, table, *made_by, own, table if own is None else own.table)
         found.install_reader()
     found.enable(True)
     ahead.use_compiled(found)
@@ -53,6 +54,12 @@ def install(kernels: ModuleType) -> bool:
     patches.ask_cpp_for_states(found.state)
     module = found
     return True
+
+
+def _split(name: str) -> tuple[str, str]:
+    """``aten::add.Tensor`` as C++ looks it up: name and overload."""
+    stem, _, overload = name.partition(".")
+    return stem, overload
 
 
 def _parts() -> dict[str, Any]:
@@ -69,6 +76,7 @@ def _parts() -> dict[str, Any]:
         "aliased": storage._aliased,
         "number_leaf": ir.number_leaf,
         "Node": ir.Node,
+        "Op": ir.Op,
         "spec": ir.spec,
         "young": ahead._young,
         "old": ahead._old,

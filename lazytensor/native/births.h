@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <unordered_set>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -87,6 +88,25 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   }
   ahead_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+// What makes the nodes of an op that is run ahead: itself, or for one that writes its functional form.
+struct Maker {
+  c10::OperatorHandle handle;
+  PyObject *op, *table;  // as Python has them
+  size_t returns;
+  bool returns_list;
+  PyObject* plain_name = nullptr;
+  std::vector<const Geometry*> looks = {};  // what its last results looked like
+
+  // Its name as lines are noted under it.
+  PyObject* name() {
+    if (plain_name == nullptr) {
+      Ref full(ok(PyObject_GetAttrString(op, "name")));
+      plain_name = ok(PyObject_CallOneArg(model.plain_name, full.p));
+    }
+    return plain_name;
+  }
+};
 
 // --- nodes -----------------------------------------------------------------------------------------------------------
 
@@ -173,6 +193,42 @@ PyObject* set_outputs(PyObject* node, const std::vector<at::Tensor>& made, bool 
   ok(PyList_Append(model.unasked, node));
   put(node, model.node_outputs, Ref(Py_NewRef(outputs.p)));
   return outputs.p;  // the node holds it
+}
+
+// --- ops that write --------------------------------------------------------------------------------------------------
+
+// The value whose memory this one sees; as shapes.root.
+PyObject* root(PyObject* value) {
+  while (true) {
+    PyObject* node = slot(value, model.value_node);
+    if (slot(slot(node, model.node_op), model.op_view) != Py_True) return value;
+    value = PyTuple_GET_ITEM(slot(node, model.node_args), 0);
+  }
+}
+
+// Whether nothing that is written shares memory, with itself or with another argument; as shapes.apart, but for geometries that
+// are not plain, of which nothing is said here.
+bool apart(PyObject* args, PyObject* target) {
+  std::vector<PyObject*> targets, all;
+  if (PyTuple_Check(target)) values_in(target, targets);
+  else if (Py_TYPE(target) == model.Value) targets.push_back(target);
+  if (targets.empty()) return false;
+  std::unordered_set<PyObject*> roots;
+  for (PyObject* each : targets) {
+    PyObject* spec = slot(each, model.value_spec);
+    if (slot(spec, model.spec_plain) != Py_True || !roots.insert(root(each)).second) return false;
+  }
+  values_in(args, all);
+  size_t seen = 0;
+  for (PyObject* each : all) seen += roots.count(root(each));
+  return seen == targets.size();
+}
+
+// Whether a value can be written as it is; as record._fits.
+bool fits(PyObject* value, PyObject* written) {
+  return Py_TYPE(value) == model.Value && Py_TYPE(written) == model.Value &&
+         slot(value, model.value_spec) == slot(written, model.value_spec) && slot(value, model.value_leaf) != Py_True &&
+         slot(slot(slot(value, model.value_node), model.node_op), model.op_view) != Py_True;
 }
 
 // --- bounds ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ struct {
   // where the slots are
   Py_ssize_t state_value, state_base, state_parent, state_proto, state_spec, state_views, state_data, state_number, state_error;
   Py_ssize_t value_leaf, value_index, value_spec, value_node, value_size, value_dtype, value_plain;
-  Py_ssize_t node_args, node_seq, node_op, node_inputs, node_outputs, node_depth, node_line, node_mark;
+  Py_ssize_t node_args, node_seq, node_op, node_inputs, node_outputs, node_depth, node_line, node_mark, op_view;
   Py_ssize_t spec_size, spec_stride, spec_offset, spec_dtype, spec_bits, spec_device, spec_plain;
 } model;
 

@@ -42,10 +42,10 @@ void wait_for_owner() {
 
 class Recorder final : public c10::OperatorKernel {
  public:
-  Recorder(Kind kind, PyObject* op, PyObject* table, std::vector<Argument> arguments, const c10::OperatorHandle& handle,
-           c10::SafeKernelFunction python)
-      : kind(kind), op(op), table(table), arguments(std::move(arguments)), returns(handle.schema().returns().size()),
-        python(std::move(python)) {
+  Recorder(Kind kind, PyObject* table, std::vector<Argument> arguments, const c10::OperatorHandle& handle,
+           std::optional<Maker> maker, c10::SafeKernelFunction python)
+      : kind(kind), table(table), arguments(std::move(arguments)), returns(handle.schema().returns().size()),
+        maker(std::move(maker)), python(std::move(python)) {
     const c10::FunctionSchema& schema = handle.schema();
     returns_list = returns == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
     counts_versions = schema.name().rfind("aten::_foreach_", 0) == 0;
@@ -86,7 +86,6 @@ class Recorder final : public c10::OperatorKernel {
 
  private:
   Kind kind;
-  PyObject* op;  // None if its misses are Python's
   PyObject* table;
   std::vector<Argument> arguments;
   size_t returns;
@@ -95,8 +94,7 @@ class Recorder final : public c10::OperatorKernel {
   bool positional_numbers = false;  // whether a number that may be left at its default stands among the positional ones
   std::vector<size_t> written;
   Py_ssize_t factory_dtype = -1;  // where the dtype of a factory stands
-  PyObject* plain_name = nullptr;
-  std::vector<const Geometry*> looks;  // what the results of its last birth looked like
+  std::optional<Maker> maker;     // none: its misses are Python's
   c10::SafeKernelFunction python;
   ska::flat_hash_map<uint64_t, Known*> calls;
 
@@ -311,8 +309,8 @@ class Recorder final : public c10::OperatorKernel {
     try {
       key = canonical_call(call);
       entry = known(key.p);
-      if (entry.p == nullptr && ahead && op != Py_None) {
-        entry = born(handle, call, key.p);
+      if (entry.p == nullptr && ahead && maker) {
+        entry = is_mutation() ? mutated(call, key.p) : born(call, key.p);
         is_new = true;
       }
     } catch (const Leave&) {
@@ -322,7 +320,7 @@ class Recorder final : public c10::OperatorKernel {
       return false;
     }
     finish(call, key.p, entry.p);
-    if (is_new && kind == Kind::Functional) check_budget(entry.p);
+    if (is_new && kind != Kind::View) check_budget(entry.p);
     return true;
   }
 
@@ -399,31 +397,55 @@ class Recorder final : public c10::OperatorKernel {
     return Ref(Py_XNewRef(entry));
   }
 
+  bool is_mutation() const { return kind == Kind::InPlace || kind == Kind::Mutable; }
+
   // The entry of an op that is new, run on the data of its arguments.
-  Ref born(const c10::OperatorHandle& handle, Call& call, PyObject* key) {
+  Ref born(Call& call, PyObject* key) {
     Stack stack;
     stack.reserve(arguments.size());
     for (size_t i = 0; i < arguments.size(); i++) {
       if (arguments[i].form == Form::Device && !call.at(i).isNone() && call.at(i).toDevice().index() != 0) throw Leave();
       stack.push_back(on_cpu(arguments[i].form, call.at(i), PyTuple_GET_ITEM(key, i)));
     }
-    run_on_cpu(handle, &stack);
+    run_on_cpu(maker->handle, &stack);
     std::vector<at::Tensor> made;
-    if (returns_list) {
+    if (maker->returns_list) {
       made = stack[0].toTensorVector();
     } else {
       for (const c10::IValue& each : stack) made.push_back(each.toTensor());
     }
     for (const at::Tensor& each : made) {
-      if (!each.defined() && returns == 1) throw Leave();
+      if (!each.defined() && maker->returns == 1) throw Leave();
       if (each.defined() && (each.layout() != at::kStrided || (kind != Kind::View && !in_own_memory(each)))) throw Leave();
     }
-    Ref args = settled(key, made[0]);
-    Ref node = new_node(op, args.p, line_here(op, name(), args.p));
-    PyObject* outputs = set_outputs(node.p, made, kind == Kind::View, looks);
-    Ref entry = returns_list ? Ref(ok(PySequence_List(outputs))) : Ref(Py_NewRef(returns == 1 ? PyTuple_GET_ITEM(outputs, 0) : outputs));
-    ok(PyDict_SetItem(table, key, entry.p));
+    Ref args = made.empty() ? Ref(Py_NewRef(key)) : settled(key, made[0]);
+    Ref node = new_node(maker->op, args.p, line_here(maker->op, maker->name(), args.p));
+    PyObject* outputs = set_outputs(node.p, made, kind == Kind::View, maker->looks);
+    Ref entry = maker->returns_list ? Ref(ok(PySequence_List(outputs)))
+                                    : Ref(Py_NewRef(maker->returns == 1 ? PyTuple_GET_ITEM(outputs, 0) : outputs));
+    ok(PyDict_SetItem(maker->table, key, entry.p));
     look_at_young();
+    return entry;
+  }
+
+  // The entry of a mutating op that is new, if what it writes shares no memory and its functional form's results look like it;
+  // as record.Mutation._in_place.
+  Ref mutated(Call& call, PyObject* key) {
+    PyObject* target = PyTuple_GET_ITEM(key, written[0]);
+    if (!apart(key, target)) throw Leave();
+    PyObject* found = PyDict_GetItemWithError(maker->table, key);
+    Ref result = found != nullptr ? Ref(Py_NewRef(found)) : born(call, key);
+    if (PyTuple_Check(target)) {
+      if (!PyList_Check(result.p) || PyList_GET_SIZE(result.p) != PyTuple_GET_SIZE(target)) throw Leave();
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(target); i++)
+        if (!fits(PyList_GET_ITEM(result.p, i), PyTuple_GET_ITEM(target, i))) throw Leave();
+    } else if (!fits(result.p, target)) {
+      throw Leave();
+    }
+    Ref returned(ok(PyList_New(0))), replaced(ok(PyList_New(0)));
+    ok(PyList_Append(replaced.p, result.p));
+    Ref entry(ok(PyTuple_Pack(2, returned.p, replaced.p)));
+    ok(PyDict_SetItem(table, key, entry.p));
     return entry;
   }
 
@@ -436,15 +458,6 @@ class Recorder final : public c10::OperatorKernel {
       PyTuple_SET_ITEM(args.p, i, Py_NewRef(each));
     }
     return args;
-  }
-
-  // The op's name as lines are noted under it.
-  PyObject* name() {
-    if (plain_name == nullptr) {
-      Ref full(ok(PyObject_GetAttrString(op, "name")));
-      plain_name = ok(PyObject_CallOneArg(model.plain_name, full.p));
-    }
-    return plain_name;
   }
 
   static bool in_own_memory(const at::Tensor& tensor) {
@@ -544,22 +557,35 @@ bool form_of(const c10::Argument& argument, Form& form) {
   }
 }
 
-// Whether an op can be run ahead here: it writes nothing, and the geometry of its results does not depend on data.
-bool can_be_ahead(const c10::OperatorHandle& op, Kind kind) {
-  if (kind != Kind::Functional && kind != Kind::View) return false;
-  for (at::Tag tag : op.getTags())
-    if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output) return false;
-  return true;
+// How the nodes of an op are made that is run ahead, if it can be: it draws on nothing but its arguments, the geometry of its
+// results does not depend on data, and if it writes, then to its first argument only.
+std::optional<Maker> maker_of(const c10::OperatorHandle& op, Kind kind, const c10::OperatorHandle& made_by, PyObject* own, PyObject* table) {
+  if (own == Py_None) return std::nullopt;
+  for (at::Tag tag : made_by.getTags())
+    if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output) return std::nullopt;
+  const auto& returns = made_by.schema().returns();
+  bool list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
+  if (kind == Kind::InPlace || kind == Kind::Mutable) {
+    if (returns.size() != 1 || made_by.schema().arguments().size() != op.schema().arguments().size()) return std::nullopt;
+    for (size_t i = 0; i < op.schema().arguments().size(); i++) {
+      const auto* alias = op.schema().arguments()[i].alias_info();
+      if ((alias != nullptr && alias->isWrite()) != (i == 0)) return std::nullopt;
+    }
+  }
+  return Maker{made_by, Py_NewRef(own), Py_NewRef(table), returns.size(), list};
 }
 
 std::vector<Recorder*> recorders;
 
-// install(name, overload, kind, op, table): put the compiled hit path before the Python kernel of this op.
+// install(name, overload, kind, table, made_by, made_overload, op, op_table): put the compiled hit path before the Python kernel of
+// this op; `made_by` is the op whose nodes it records, and `op` that as Python knows it, or None.
 PyObject* install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  const char *name, *overload, *kind_name;
-  PyObject *own, *table;
-  if (!PyArg_ParseTuple(args, "sssOO!", &name, &overload, &kind_name, &own, &PyDict_Type, &table)) return nullptr;
+  const char *name, *overload, *kind_name, *made_name, *made_overload;
+  PyObject *own, *own_table, *table;
+  if (!PyArg_ParseTuple(args, "sssO!ssOO!", &name, &overload, &kind_name, &PyDict_Type, &table, &made_name, &made_overload, &own,
+                        &PyDict_Type, &own_table))
+    return nullptr;
   std::string_view text(kind_name);
   Kind kind = text == "view" ? Kind::View : text == "inplace" ? Kind::InPlace : text == "mutable" ? Kind::Mutable : Kind::Functional;
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -585,11 +611,11 @@ PyObject* install(PyObject*, PyObject* args) {
     bool tensor = each.type()->kind() == c10::TypeKind::TensorType;
     if (kind == Kind::Mutable || (!tensor && !(list && schema.returns().size() == 1 && kind != Kind::InPlace))) Py_RETURN_FALSE;
   }
-  if (!can_be_ahead(op, kind)) own = Py_None;
-  Py_INCREF(own);
+  auto made_by = c10::Dispatcher::singleton().findSchemaOrThrow(made_name, made_overload);
+  auto maker = maker_of(op, kind, made_by, own, own_table);
   Py_INCREF(table);
   auto recorder = std::make_unique<Recorder>(
-      kind, own, table, std::move(arguments), op, op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
+      kind, table, std::move(arguments), op, std::move(maker), op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
   recorders.push_back(recorder.get());
   // Never taken back: the handle is left alive on purpose.
   new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
@@ -682,6 +708,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.node_depth = offset_of(model.Node, "depth");
   model.node_line = offset_of(model.Node, "line");
   model.node_mark = offset_of(model.Node, "mark");
+  model.op_view = offset_of(type("Op"), "view");
   PyTypeObject* spec = type("Spec");
   model.spec_device = offset_of(spec, "device");
   model.spec_stride = offset_of(spec, "stride");

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import plan  # noqa: F401  (needed for the first graph, which should not wait for it)
 from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.build import no_compiler
-from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, Tiered
+from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, FirstTier, Tiered
 from lazytensor.backend.interface import Backend
 
 log = logging.getLogger("lazytensor")
@@ -48,9 +49,13 @@ class AutoBackend(Backend):
         """A callable that starts on the first tier."""
         if self.missing:
             return self.first.compile(graph)
-        tiered = Tiered(graph, self.first.compile, self.wait, self._after)
+        tiered = Tiered(graph, self._on_first, self.wait, self._after)
         self.graphs.append(tiered)
         return tiered
+
+    def _on_first(self, graph: Graph) -> Callable[..., list[Any]]:
+        """The graph on the first tier."""
+        return self.first.compile(graph) if self.first.own_memory else FirstTier(graph, self.first.compile)
 
     @property
     def runs_ahead(self) -> bool:  # type: ignore[override]

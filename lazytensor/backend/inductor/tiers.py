@@ -29,6 +29,8 @@ from lazytensor.backend.inductor.load import Compiled
 from lazytensor.backend.inductor.lower import Lowering
 from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.backend.inductor.service import encode, service
+from lazytensor.backend.reference import Program
+from lazytensor.trace import source
 
 log = logging.getLogger("lazytensor")
 Runs = Callable[..., list[Any]]
@@ -39,6 +41,29 @@ _MOST_VARIANTS = 3  # how often a graph is compiled again for another value of a
 # Seconds between the wish for compiled code and the start of the compiler: a program of a moment never starts it, and a
 # longer one has its first steps, which are slow enough, without a second process on its cores.
 _PATIENCE = 0.5
+
+
+# Runs of a graph before the first tier's backend gets to see it.  To make TorchScript's functions takes as long as what
+# they save in about so many runs, and most graphs of a program's start come less often or are compiled by then.
+_INTERPRETED = 24
+
+
+class FirstTier:
+    """A graph on the first tier: interpreted, until it has come often enough to be worth more."""
+
+    def __init__(self, graph: Graph, compile_graph: Callable[[Graph], Runs]) -> None:
+        self.graph = graph
+        self.compile_graph = compile_graph
+        self.left = _INTERPRETED
+        self.run: Runs = Program(graph)
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Run the graph."""
+        if self.left:
+            self.left -= 1
+            if not self.left:
+                self.run = self.compile_graph(self.graph)
+        return self.run(*inputs)
 
 
 class Tiered:
@@ -125,31 +150,45 @@ class Tiered:
         self._stay("a number that is compiled as a constant keeps changing")
 
     def _want(self, inputs: tuple[Any, ...]) -> bool:
-        """Ask for compiled code: from the disk cache at the first run, from the compiler once the graph was seen often
-        enough.
+        """Ask for compiled code once the graph was seen often enough, and at its first run where an earlier run of the
+        program may have left it; whether it is there or will be.
         """
-        if self.runs > 1 and self.runs <= self.after and not self.wait:
+        enough = self.wait or self.runs > self.after
+        at_once = self.wait or self._compiled_before()
+        if not enough and (self.runs > 1 or not at_once):
             return False
         if len(self.graph) > settings.max_compiled_operations:
             self._stay(f"it has {len(self.graph)} operations, more than max_compiled_operations")
             return False
-        try:
-            return self._ask(list(inputs[len(self.graph.data) :]))
-        except OSError as problem:  # a full disk, or a folder that cannot be written
-            self._stay(f"the cache of compiled graphs cannot be used: {problem}")
-            return False
-
-    def _ask(self, numbers: list[Any]) -> bool:
-        """Look into the disk cache, then ask the compiling process."""
-        key = entry_key(self.graph, numbers)
-        if diskcache.find(key) is not None:
-            self._load(key)
+        numbers = list(inputs[len(self.graph.data) :])
+        if at_once and self._found(numbers):
             return True
-        if self.runs <= self.after and not self.wait:
-            return False
-        self.state = SENT
-        self._arrived.clear()
-        self.seconds = time.perf_counter()
+        if enough:
+            self.state = SENT
+            self._arrived.clear()
+            # To name the graph and to start the compiling process takes a while, which this cut should not: a thread.
+            threading.Thread(target=self._ask, args=(numbers,), daemon=True, name="lazytensor-ask").start()
+        return enough
+
+    def _compiled_before(self) -> bool:
+        return diskcache.compiled_before(getattr(self.graph.first_line(), "file", source.UNKNOWN.file))
+
+    def _found(self, numbers: list[Any]) -> bool:
+        """Whether compiled code is in the disk cache; then it is in use from now on."""
+        try:
+            key = entry_key(self.graph, numbers)
+            if diskcache.find(key) is None:
+                return False
+        except OSError as problem:
+            self._stay(f"the cache of compiled graphs cannot be used: {problem}")
+        else:
+            self._load(key)
+        return True
+
+    def _ask(self, numbers: list[Any]) -> None:
+        """Look into the disk cache, then ask the compiling process; on a thread of its own."""
+        if not self.wait:
+            time.sleep(_PATIENCE)
         about = {
             "operations": len(self.graph),
             "line": str(self.graph.first_line()),
@@ -157,17 +196,17 @@ class Tiered:
             "torch": torch.__version__,
             "lazytensor": __version__,
         }
-        # To start the compiling process takes a while, which the cut that asks for it should not: hence a thread.
-        threading.Thread(target=self._send, args=(key, numbers, about), daemon=True, name="lazytensor-ask").start()
-        return True
-
-    def _send(self, key: str, numbers: list[Any], about: dict[str, Any]) -> None:
-        if not self.wait:
-            time.sleep(_PATIENCE)
+        self.seconds = time.perf_counter()
         try:
-            service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
+            key = entry_key(self.graph, numbers)
+            if diskcache.find(key) is not None:
+                self._load(key)
+            else:
+                service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
         except OSError as problem:  # a full disk, or a folder that cannot be written
             self._stay(f"the cache of compiled graphs cannot be used: {problem}")
+        except Exception as problem:
+            self._stay(f"{type(problem).__name__}: {problem}")
 
     def _answer(self, key: str, error: str | None) -> None:
         """Called on the thread that listens to the compiling process."""
