@@ -61,7 +61,7 @@ def lost_update() -> Iterator[None]:
 @bug
 def wrong_leaf_order() -> Iterator[None]:
     """Two inputs that look alike change places."""
-    original = cut.Computation.__init__
+    original = cut.Computation.build
 
     def swapped(self: Any, *args: Any) -> None:
         original(self, *args)
@@ -71,14 +71,14 @@ def wrong_leaf_order() -> Iterator[None]:
                     self.data[i], self.data[j] = self.data[j], self.data[i]
                     return
 
-    with _replaced(cut.Computation, "__init__", swapped):
+    with _replaced(cut.Computation, "build", swapped):
         yield
 
 
 @bug
 def stale_cache_key() -> Iterator[None]:
     """A graph that was seen before runs with the numbers of its first run."""
-    original = cut.Computation.__init__
+    original = cut.Computation.build
 
     def frozen(self: Any, *args: Any) -> None:
         original(self, *args)
@@ -93,14 +93,14 @@ def stale_cache_key() -> Iterator[None]:
 
         self.run = with_first_numbers
 
-    with _replaced(cut.Computation, "__init__", frozen):
+    with _replaced(cut.Computation, "build", frozen):
         yield
 
 
 @bug
 def double_execution() -> Iterator[None]:
     """A cut runs twice, the second time on its own results."""
-    original = cut.Computation.__init__
+    original = cut.Computation.build
 
     def twice(self: Any, *args: Any) -> None:
         original(self, *args)
@@ -117,14 +117,14 @@ def double_execution() -> Iterator[None]:
 
         self.run = again
 
-    with _replaced(cut.Computation, "__init__", twice):
+    with _replaced(cut.Computation, "build", twice):
         yield
 
 
 @bug
 def missing_donation_check() -> Iterator[None]:
     """A result is written into the memory of any input that looks like it."""
-    original = cut.Computation.__init__
+    original = cut.Computation.build
 
     def greedy(self: Any, *args: Any) -> None:
         original(self, *args)
@@ -141,7 +141,7 @@ def missing_donation_check() -> Iterator[None]:
 
         self.run = overwrite
 
-    with _replaced(cut.Computation, "__init__", greedy):
+    with _replaced(cut.Computation, "build", greedy):
         yield
 
 
