@@ -14,6 +14,7 @@ def command(
     seed: Annotated[int, typer.Option(help="The seed of the first program; the next has the next seed.")] = 0,
     backend: Annotated[str, typer.Option(help="The backend to try.")] = "reference",
     lines: Annotated[int, typer.Option(min=2, help="How long a program is.")] = 24,
+    ahead: Annotated[bool, typer.Option("--ahead", help="Run new steps as they are recorded.")] = False,
     most_failures: Annotated[int, typer.Option(help="Stop after this many failures.")] = 10,
     output: Annotated[Path | None, typer.Option(help="Write the script of each failure into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
@@ -35,6 +36,8 @@ def command(
         lt.set_backend(backend, wait=True)
     else:
         lt.set_backend(backend)
+    if ahead:
+        lt.current_backend().runs_ahead = True
     errors = Console(stderr=True)
     failures = []
     ran = 0
