@@ -97,21 +97,29 @@ def store(key: str, folder: Path, about: dict[str, Any]) -> Path:
             raise
     if about.get("file"):
         with contextlib.suppress(OSError):
-            _mark_of(about["file"]).touch(0o600)
+            for mark in (_mark_of(about["file"]), _mark_of(about["file"], about.get("cut", _ANY))):
+                mark.touch(0o600)
     prune(settings.disk_cache_bytes)
     return target
 
 
-def _mark_of(file: str) -> Path:
-    """An empty file that says: a graph that begins in this source file was stored."""
+_ANY = "any"
+
+
+def _mark_of(file: str, cut: int | str | None = None) -> Path:
+    """An empty file that says: a graph that begins in this source file was stored, first cut as this cut of the process."""
     folder = settings.cache_directory() / "begun"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder / key_of(file)
+    return folder / (key_of(file) if cut is None else f"{key_of(file)}.{cut}")
 
 
-def compiled_before(file: str) -> bool:
-    """Whether graphs that begin in this source file were stored before this was first asked: the program runs again."""
-    return _was_there(settings.cache_directory() / "begun" / key_of(file))
+def compiled_before(file: str, cut: int | None = None) -> bool:
+    """Whether graphs that begin in this source file were stored before this was first asked: the program runs again.
+
+    With the number of a cut: whether one was, or may have been, that was first cut there.  A program cuts in the same
+    order again, so if none was, that cut will find nothing.
+    """
+    return any(_was_there(_mark_of(file, each)) for each in ([None] if cut is None else [cut, _ANY]))
 
 
 @functools.cache

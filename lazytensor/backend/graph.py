@@ -58,6 +58,7 @@ class Graph:
                 data[value] = None
         self.data: list[Value] = sorted(data, key=_input_order)
         self.numbers: list[Number] = sorted(numbers, key=lambda n: n.index)
+        self.first_cut = 0  # as which cut of the process it was first cut
         self.replaces: dict[int, int] = written or {}  # output number -> input number whose storage it overwrites
 
     @property

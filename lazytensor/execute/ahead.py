@@ -10,7 +10,7 @@ background still makes it, or since the op that should have made it raised, the 
 its cut runs all of it.  A program cannot tell the difference: values stay pending until their cut, what was computed is
 dropped when no tensor can see it any more, and an error that depends on data is raised at the cut, with its line.
 
-A program that was compiled by an earlier process is not run ahead: its first step will be found on disk, compiled.
+A step that an earlier process of the same program has compiled is not run ahead: it will be found on disk.
 """
 
 from __future__ import annotations
@@ -164,8 +164,11 @@ def _wanted() -> bool:
     if len(storage.fresh) + len(storage.live) > _FEW:
         return False
     frame = source.user_frame(sys._getframe(1))
-    return not diskcache.compiled_before(source.UNKNOWN.file if frame is None else frame.f_code.co_filename)
+    file = source.UNKNOWN.file if frame is None else frame.f_code.co_filename
+    return not diskcache.compiled_before(file, cuts_made())
 
+
+cuts_made: Callable[[], int]  # set by the layer above
 
 _purity: dict[Op, bool] = {}
 

@@ -43,6 +43,7 @@ class Computation:
         "data",
         "graph",
         "info",
+        "number",
         "numbers",
         "replaced",
         "run",
@@ -62,6 +63,7 @@ class Computation:
         self.backend = backend
         self.values = values
         self.replaced = replaced
+        self.number = cuts_made() - 1  # of the cut that made it
         self.built = False
         self.runs = 0
         self.compile_seconds = 0.0
@@ -71,6 +73,7 @@ class Computation:
         """What is not there yet."""
         if name == "graph":
             self.graph = _graph(self.values, self.replaced)
+            self.graph.first_cut = self.number
         elif name in ("compiled", "run", "data", "numbers", "share"):
             self.build()
         else:
@@ -126,6 +129,14 @@ computations: dict[tuple[Any, ...], Computation] = {}  # by the backend and the 
 hits = 0
 misses = 0
 last = CutTiming()
+
+
+def cuts_made() -> int:
+    """How many cuts there were."""
+    return hits + misses
+
+
+ahead.cuts_made = cuts_made
 
 
 def pending() -> list[State]:

@@ -216,17 +216,25 @@ def test_views_of_views_are_made_again_when_their_data_has_been_dropped(
     assert torch.equal(grad.cpu(), program("cpu"))
 
 
-def test_a_program_compiled_before_is_not_run_ahead(backend: Counting, tmp_path: Path) -> None:
+def test_a_step_compiled_before_is_not_run_ahead(backend: Counting, tmp_path: Path) -> None:
+    def keep(key: str, about: dict[str, Any]) -> None:
+        folder = tmp_path / key
+        folder.mkdir()
+        (folder / "file").write_text("compiled")
+        diskcache.store(key, folder, about)
+
     assert not diskcache.compiled_before("elsewhere.py")
-    folder = tmp_path / "made"
-    folder.mkdir()
-    (folder / "file").write_text("compiled")
-    diskcache.store("0" * 40, folder, {"file": __file__})
+    keep("0" * 40, {"file": __file__, "cut": cut.cuts_made() + 1})
     assert not diskcache.compiled_before("elsewhere.py")
-    y = torch.randn(3).to("ltc") * 2
-    assert ahead.on is False
-    lt.sync()
+    ran = []
+    for i in range(3):
+        y = torch.randn(3 + i).to("ltc") * 2
+        ran.append(ahead.on)
+        lt.sync()
+    assert ran == [True, False, True], "the second cut had been compiled, and only that"
     assert backend.runs == 1
+    keep("1" * 40, {"file": "other.py"})  # by an earlier version, which did not say when
+    assert diskcache.compiled_before("other.py") and diskcache.compiled_before("other.py", 7)
     del y
 
 

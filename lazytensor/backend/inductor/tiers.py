@@ -193,6 +193,7 @@ class Tiered:
             "operations": len(self.graph),
             "line": str(self.graph.first_line()),
             "file": getattr(self.graph.first_line(), "file", None),
+            "cut": self.graph.first_cut,
             "torch": torch.__version__,
             "lazytensor": __version__,
         }
