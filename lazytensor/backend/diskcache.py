@@ -107,7 +107,7 @@ _ANY = "any"
 
 
 def _mark_of(file: str, cut: int | str | None = None) -> Path:
-    """An empty file that says: a graph that begins in this source file was stored, first cut as this cut of the process."""
+    """An empty file that says: a graph that begins in this source file was stored, and as which cut it first came."""
     folder = settings.cache_directory() / "begun"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / (key_of(file) if cut is None else f"{key_of(file)}.{cut}")
@@ -119,7 +119,9 @@ def compiled_before(file: str, cut: int | None = None) -> bool:
     With the number of a cut: whether one was, or may have been, that was first cut there.  A program cuts in the same
     order again, so if none was, that cut will find nothing.
     """
-    return any(_was_there(_mark_of(file, each)) for each in ([None] if cut is None else [cut, _ANY]))
+    if cut is None:
+        return _was_there(_mark_of(file))
+    return _was_there(_mark_of(file, cut)) or _was_there(_mark_of(file, _ANY))
 
 
 @functools.cache

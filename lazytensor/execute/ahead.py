@@ -165,10 +165,10 @@ def _wanted() -> bool:
         return False
     frame = source.user_frame(sys._getframe(1))
     file = source.UNKNOWN.file if frame is None else frame.f_code.co_filename
-    return not diskcache.compiled_before(file, cuts_made())
+    return not diskcache.compiled_before(file, cuts_made())  # noqa: F821  (set by the layer above)
 
 
-cuts_made: Callable[[], int]  # set by the layer above
+cuts_made: Callable[[], int]
 
 _purity: dict[Op, bool] = {}
 
