@@ -29,7 +29,7 @@ from lazytensor.inspect import events
 from lazytensor.trace import record, source, storage
 from lazytensor.trace.future import Future
 from lazytensor.trace.ir import Number, Op, Spec, Value, values_in
-from lazytensor.trace.shapes import DATA_DEPENDENT, call_arguments, clean
+from lazytensor.trace.shapes import DATA_DEPENDENT, call_arguments, clean, root
 
 _FEW = 16  # states that may be pending without data when the first new op comes: else most of the trace is no news
 YOUNG_BYTES = 16 << 20  # so much is made before what nobody can see any more is looked for
@@ -263,11 +263,19 @@ def look() -> None:
     storage.sweep()
     states = [reference() for reference in list(storage.live)]
     seen = {state.value for state in states if state is not None}
-    for value in [value for value in _old if value not in seen]:
+    for value in [value for value in _old if not _is_seen(value, seen)]:
         del _old[value]
     _old.update(_young)
     _young.clear()
     _young_bytes = 0
+
+
+def _is_seen(value: Value, seen: set[Value | None]) -> bool:
+    """Whether a value may be asked for again.  Views are, as long as what they see is, and take no memory of their own."""
+    if value in seen:
+        return True
+    whole = root(value)
+    return whole is not value and (whole.leaf or whole in seen)
 
 
 def _flat(result: Any) -> list[Any]:

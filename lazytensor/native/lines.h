@@ -1,9 +1,9 @@
 // The line of the user's program that is running, for the nodes that C++ makes; as lazytensor/trace/source.py finds it.
 //
-// A program records many operations from few lines, so a line is worked out by Python once and found again here by where
-// it is: the frame's code and instruction, and the modules that are being called, or in backward the forward line.  What is
-// remembered lasts until the end of the trace, since code and modules may die and others take their addresses.  What is not
-// found in the usual way is Python's to find.
+// A line is found again by where it is: the frame's code and instruction, and the modules that are being called, or in
+// backward the forward line; most are new, and made here.  The path of a module is Python's to find, once for each.  What is
+// remembered lasts until the end of the trace, since code and modules may die and others take their addresses.  A backward op
+// whose forward op was not new is left to Python.
 // Part of recorder.cpp.
 
 #pragma once
@@ -45,7 +45,7 @@ struct Found {
   }
 };
 
-std::unordered_map<Place, Found, PlaceHash> lines;
+std::unordered_map<Place, Found, PlaceHash> lines;  // and the paths of modules
 std::unordered_map<PyObject*, bool> library;  // code -> whether it is PyTorch's, ours, or Python's
 
 template <class T>
@@ -125,6 +125,31 @@ PyObject* remember_line(const Place& place, Ref line, PyObject* code, PyObject* 
   return found.line;
 }
 
+// --- lines themselves
+
+enum { FILE_NAME, NUMBER, FUNCTION, FORWARD, MODULE };  // the fields of source.Line
+
+// The user's line of these frames; as source.Line.
+Ref new_line(const Frames& at, PyObject* forward, PyObject* module) {
+  auto* code = reinterpret_cast<PyCodeObject*>(at.code.p);
+  Ref number(ok(PyLong_FromLong(PyFrame_GetLineNumber(as_frame(at.user)))));
+  return Ref(ok(PyObject_CallFunctionObjArgs(model.Line, code->co_filename, number.p, code->co_name, forward, module, nullptr)));
+}
+
+// As Line.place.
+Ref forward_place(PyObject* line) {
+  PyObject* forward = PyTuple_GET_ITEM(line, FORWARD);
+  return forward != Py_None ? Ref(Py_NewRef(forward)) : Ref(ok(PyTuple_GetSlice(line, FILE_NAME, FORWARD)));
+}
+
+// The path of the innermost module that is being called; as source.module_path.
+Ref module_path(const Frames& at, PyObject* inner, PyObject* outer) {
+  Place place{word_of(inner), word_of(outer), 0, 2};
+  if (PyObject* known = line_at(place, inner, outer)) return Ref(Py_NewRef(known));
+  Ref path(ok(PyObject_CallFunctionObjArgs(model.module_path, at.inner.p, at.outer.p, nullptr)));
+  return Ref(Py_NewRef(remember_line(place, std::move(path), at.code.p, nullptr, inner, outer)));
+}
+
 // --- in forward
 
 int64_t noted_under = -1;  // the sequence number that the last forward op was noted under, and how many were
@@ -138,6 +163,7 @@ void note_forward(PyObject* plain_name, PyObject* line) {
   noted_under = sequence;
   Ref number(ok(PyLong_FromLongLong(sequence)));
   Ref entry(ok(PyTuple_Pack(2, plain_name, line)));
+  if (PyDict_GET_SIZE(model.forward_lines) > 100000) PyDict_Clear(model.forward_lines);
   PyObject* list = PyDict_GetItemWithError(model.forward_lines, number.p);
   if (list == nullptr) {
     Ref made(ok(PyList_New(0)));
@@ -156,9 +182,8 @@ Ref forward_line(PyObject* plain_name) {
   Place place{word_of(at.code.p), static_cast<uint64_t>(PyFrame_GetLasti(as_frame(at.user))), word_of(inner.p), word_of(outer.p)};
   PyObject* line = line_at(place, inner.p, outer.p);
   if (line == nullptr) {
-    auto or_none = [](const Ref& frame) { return frame.p == nullptr ? Py_None : frame.p; };
-    Ref made(ok(PyObject_CallFunctionObjArgs(model.line_of, at.user.p, or_none(at.inner), or_none(at.outer), nullptr)));
-    line = remember_line(place, std::move(made), at.code.p, nullptr, inner.p, outer.p);
+    Ref module = inner.p == nullptr ? Ref(Py_NewRef(Py_None)) : module_path(at, inner.p, outer.p);
+    line = remember_line(place, new_line(at, Py_None, module.p), at.code.p, nullptr, inner.p, outer.p);
   }
   note_forward(plain_name, line);
   return Ref(Py_NewRef(line));
@@ -203,7 +228,7 @@ Ref backward_line(const torch::autograd::Node& node, PyObject* op, PyObject* arg
   Place place{word_of(at.code.p), static_cast<uint64_t>(PyFrame_GetLasti(as_frame(at.user))), word_of(origin), 1};
   PyObject* line = line_at(place, nullptr, nullptr);
   if (line == nullptr) {
-    Ref made(ok(PyObject_CallFunctionObjArgs(model.line_of_backward, at.user.p, origin, nullptr)));
+    Ref made = new_line(at, forward_place(origin).p, PyTuple_GET_ITEM(origin, MODULE));
     line = remember_line(place, std::move(made), at.code.p, origin, nullptr, nullptr);
   }
   return Ref(Py_NewRef(line));

@@ -40,7 +40,7 @@ struct {
   PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
   PyObject *sweep, *make, *make_view, *write, *value_of_state, *aliased, *number_leaf;  // functions for the rarer cases
   PyObject *young, *old, *look, *spec, *unasked, *budget_room, *ir_globals, *made_name;  // of what is run ahead
-  PyObject *here, *line_of, *line_of_backward, *is_library, *module_call, *forward_lines, *unknown_line, *plain_name;  // of lines
+  PyObject *here, *Line, *module_path, *is_library, *module_call, *forward_lines, *unknown_line, *plain_name;  // of lines
   PyObject *live, *effects, *data_of, *Failure;  // of cuts and reads
   PyObject *reals, *integers, *booleans;  // rows of number leaves
   Py_ssize_t most_fresh;

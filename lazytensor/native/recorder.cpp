@@ -667,8 +667,8 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.ir_globals = get("ir_globals");
   model.made_name = PyUnicode_InternFromString("_made");
   model.here = get("here");
-  model.line_of = get("line_of");
-  model.line_of_backward = get("line_of_backward");
+  model.Line = get("Line");
+  model.module_path = get("module_path");
   model.is_library = get("is_library");
   model.module_call = get("module_call");
   model.forward_lines = get("forward_lines");

@@ -161,6 +161,8 @@ def here(op: Op, args: tuple[Any, ...]) -> Line:
     if user is None:
         return UNKNOWN
     line = line_of(user, inner, outer)
+    if len(forward) > 100_000:
+        forward.clear()
     noted = forward.setdefault(_next_sequence() - 1, [])
     if len(noted) < 4:
         noted.append((plain(op.name), line))
@@ -169,8 +171,6 @@ def here(op: Op, args: tuple[Any, ...]) -> Line:
 
 def line_of(user: FrameType, inner: FrameType | None, outer: FrameType | None) -> Line:
     """The line of the user's frame, under the innermost and the outermost call of a module, if there is one."""
-    if len(forward) > 100_000:
-        forward.clear()
     module = None if inner is None or outer is None else module_path(inner, outer)
     return Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, None, module)
 
