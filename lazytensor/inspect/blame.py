@@ -48,7 +48,7 @@ class Blame:
 
     @property
     def seconds(self) -> float:
-        """How long it took to compile."""
+        """How long it took to compile; 0 for a graph that ran as it was recorded."""
         return 0.0 if self._new is None else self._new.compile_seconds
 
     @property
@@ -58,7 +58,8 @@ class Blame:
 
     def __str__(self) -> str:
         place = places.place(*self.cut)
-        head = f"{self.graph} ({self.nodes} ops) compiled in {self.seconds * 1e3:.1f} ms at {place} ({self.cause})"
+        done = f"compiled in {self.seconds * 1e3:.1f} ms" if self.seconds else "run as it was recorded"
+        head = f"{self.graph} ({self.nodes} ops) {done} at {place} ({self.cause})"
         if self.old is None:
             return f"{head}: nothing like it was known"
         if self.first is None:
