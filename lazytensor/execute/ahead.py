@@ -271,7 +271,7 @@ def look() -> None:
 
 
 def _is_seen(value: Value, seen: set[Value | None]) -> bool:
-    """Whether a value may be asked for again.  Views are, as long as what they see is, and take no memory of their own."""
+    """Whether a value may be asked for again.  A view takes no memory and may be, as long as what it sees may."""
     if value in seen:
         return True
     whole = root(value)
