@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -336,6 +336,23 @@ class Race:
     def results(self) -> list[dict[str, Any]]:
         """One dict for each lane, in the order given."""
         return [lane.result() for lane in self.lanes]
+
+
+def first_steps(
+    systems: Sequence[System], workload: str, turns: int, say: Callable[[str], None] = lambda _: None
+) -> dict[str, list[float]]:
+    """Seconds of the first steps of new processes, one alive at a time, in turns.
+
+    In a race the lane that goes first has just seen all the others start, and pays for it.
+    """
+    found: dict[str, list[float]] = {system.name: [] for system in systems}
+    for _ in range(turns):
+        for system in systems:
+            with Race([(system, workload)], say) as race:
+                answer = race.lanes[0].round(1, wait=True)
+                if answer is not None:
+                    found[system.name].append(answer["total"])
+    return found
 
 
 def steps_for(rounds: list[dict[str, Any]], seconds: float) -> int:

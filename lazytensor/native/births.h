@@ -1,5 +1,5 @@
 // The nodes of a step that is run as it is recorded (lazytensor/execute/ahead.py): the op is run on the data of its arguments,
-// and what came out tells what the node looks like; as ahead.born and record.new_node.  Under the interpreter's lock.
+// and what came out tells what the node looks like; as record._build and Mutation._in_place.  Under the interpreter's lock.
 // Part of recorder.cpp.
 
 #pragma once

@@ -8,7 +8,7 @@
 // lazytensor/device/recorder.py installs it.
 //
 // The one miss that it takes is that of an op in a step that is run as it is recorded (lazytensor/execute/ahead.py): it
-// runs the op on the data of its arguments, and lets Python make the node from what came out.
+// runs the op on the data of its arguments, and makes the node from what came out (births.h).
 //
 // All but that first way runs under the interpreter's lock.  Objects that live as long as the process are never released.
 

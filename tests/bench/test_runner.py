@@ -46,6 +46,14 @@ def test_ratio_pairs_the_turns(race: runner.Race) -> None:
     assert report.ratio(race.results(), "absent", EAGER.name, "mlp_adam") is None
 
 
+def test_first_steps_are_those_of_new_processes_in_turns() -> None:
+    said: list[str] = []
+    found = runner.first_steps((EAGER, TWIN), "chain_10", 2, said.append)
+    assert {name: len(seconds) for name, seconds in found.items()} == {EAGER.name: 2, TWIN.name: 2}
+    assert all(seconds > 0 for row in found.values() for seconds in row)
+    assert said == ["chain_10: starting eager", "chain_10: starting twin"] * 2
+
+
 def test_results_are_plain_data(race: runner.Race) -> None:
     results = race.results()
     assert json.loads(json.dumps(results)) == results
