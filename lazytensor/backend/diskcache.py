@@ -98,6 +98,7 @@ def store(key: str, folder: Path, about: dict[str, Any]) -> Path:
     if about.get("file"):
         with contextlib.suppress(OSError):
             for mark in (_mark_of(about["file"]), _mark_of(about["file"], about.get("cut", _ANY))):
+                mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 mark.touch(0o600)
     prune(settings.disk_cache_bytes)
     return target
@@ -109,7 +110,6 @@ _ANY = "any"
 def _mark_of(file: str, cut: int | str | None = None) -> Path:
     """An empty file that says: a graph that begins in this source file was stored, and as which cut it first came."""
     folder = settings.cache_directory() / "begun"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / (key_of(file) if cut is None else f"{key_of(file)}.{cut}")
 
 
