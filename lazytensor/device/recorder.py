@@ -38,13 +38,14 @@ def install(kernels: ModuleType) -> bool:
         return False
     found.begin(_parts())
     with replacing():
-        mutations = {id(each.table): each.functional for each in record.mutations if not each.outs}
+        # By the table of a kernel: the op whose nodes it records.
+        makers = {id(each.table): each for each in record.ops.values()}
+        makers |= {id(each.table): each.functional for each in record.mutations if not each.outs}
         for name, (kind, table) in kernels.hits.items():
-            own = mutations.get(id(table)) or record.ops.get("aten::" + name)
-            if own is not None and own.table is not table and id(table) not in mutations:
-                own = None
-            made_by = _split(own.name) if own is not None else _split("aten::" + name)
-            found.install(*_split("aten::" + name), kind, table, *made_by, own, table if own is None else own.table)
+            full = "aten::" + name
+            own = makers.get(id(table))
+            made_by, made_in = (full, table) if own is None else (own.name, own.table)
+            found.install(*_split(full), kind, table, *_split(made_by), own, made_in)
         found.install_reader()
     found.enable(True)
     ahead.use_compiled(found)

@@ -67,7 +67,7 @@ class Recorder final : public c10::OperatorKernel {
     if (!pthread_equal(pthread_self(), owner)) {  // two threads record: the Python kernels can take a lock
       enabled = false;
       wait_for_owner();
-    } else if (found(stack) || recorded(op, stack)) {
+    } else if (found(stack) || recorded(stack)) {
       return;
     }
     python.callBoxed(op, keys, stack);
@@ -300,7 +300,7 @@ class Recorder final : public c10::OperatorKernel {
 
   // --- with it
 
-  bool recorded(const c10::OperatorHandle& handle, Stack* stack) {
+  bool recorded(Stack* stack) {
     pybind11::gil_scoped_acquire gil;
     flush_numbers();
     Call call{stack, stack->size() - arguments.size(), PyList_GET_SIZE(model.numbers)};

@@ -7,6 +7,7 @@ and asking the CPU for the exact error.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -171,7 +172,7 @@ def _inferred_look(op: Op, args: tuple[Any, ...], device: int) -> tuple[Any, lis
 
 def _positions(entry: Any) -> Any:
     """A table entry with the number of each output in place of its value."""
-    numbers = iter(range(1 << 30))
+    numbers = itertools.count()
 
     def each(part: Any) -> Any:
         return type(part)(map(each, part)) if isinstance(part, tuple | list) else next(numbers)

@@ -145,7 +145,11 @@ def here(op: Op, args: tuple[Any, ...]) -> Line:
     node = _current_node()
     if node is not None:
         frame = user_frame(sys._getframe(1))
-        return UNKNOWN if frame is None else line_of_backward(frame, _origin(node, args))
+        if frame is None:
+            return UNKNOWN
+        origin = _origin(node, args)
+        place = (None, None) if origin is None else (origin.place, origin.module)
+        return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, *place)
     known = _ours.get
     user = inner = outer = None
     each: FrameType | None = sys._getframe(1)
@@ -160,25 +164,14 @@ def here(op: Op, args: tuple[Any, ...]) -> Line:
         each = each.f_back
     if user is None:
         return UNKNOWN
-    line = line_of(user, inner, outer)
+    module = None if inner is None or outer is None else module_path(inner, outer)
+    line = Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, None, module)
     if len(forward) > 100_000:
         forward.clear()
     noted = forward.setdefault(_next_sequence() - 1, [])
     if len(noted) < 4:
         noted.append((plain(op.name), line))
     return line
-
-
-def line_of(user: FrameType, inner: FrameType | None, outer: FrameType | None) -> Line:
-    """The line of the user's frame, under the innermost and the outermost call of a module, if there is one."""
-    module = None if inner is None or outer is None else module_path(inner, outer)
-    return Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, None, module)
-
-
-def line_of_backward(user: FrameType, origin: Line | None) -> Line:
-    """The line of the user's frame that runs backward, for an op that belongs to this forward line."""
-    place = (None, None) if origin is None else (origin.place, origin.module)
-    return Line(user.f_code.co_filename, user.f_lineno, user.f_code.co_name, *place)
 
 
 @functools.cache

@@ -41,6 +41,7 @@ _MOST_VARIANTS = 3  # how often a graph is compiled again for another value of a
 # Seconds between the wish for compiled code and the start of the compiler: a program of a moment never starts it, and a
 # longer one has its first steps, which are slow enough, without a second process on its cores.
 _PATIENCE = 0.5
+_UNUSABLE = "the cache of compiled graphs cannot be used"  # a full disk, or a folder that cannot be written
 
 
 # Runs of a graph before the first tier's backend gets to see it.  To make TorchScript's functions takes as long as what
@@ -161,7 +162,11 @@ class Tiered:
             self._stay(f"it has {len(self.graph)} operations, more than max_compiled_operations")
             return False
         numbers = list(inputs[len(self.graph.data) :])
-        if at_once and self._found(numbers):
+        try:
+            if at_once and self._found(entry_key(self.graph, numbers)):
+                return True
+        except OSError as problem:
+            self._stay(f"{_UNUSABLE}: {problem}")
             return True
         if enough:
             self.state = SENT
@@ -173,16 +178,11 @@ class Tiered:
     def _compiled_before(self) -> bool:
         return diskcache.compiled_before(getattr(self.graph.first_line(), "file", source.UNKNOWN.file))
 
-    def _found(self, numbers: list[Any]) -> bool:
+    def _found(self, key: str) -> bool:
         """Whether compiled code is in the disk cache; then it is in use from now on."""
-        try:
-            key = entry_key(self.graph, numbers)
-            if diskcache.find(key) is None:
-                return False
-        except OSError as problem:
-            self._stay(f"the cache of compiled graphs cannot be used: {problem}")
-        else:
-            self._load(key)
+        if diskcache.find(key) is None:
+            return False
+        self._load(key)
         return True
 
     def _ask(self, numbers: list[Any]) -> None:
@@ -200,12 +200,10 @@ class Tiered:
         self.seconds = time.perf_counter()
         try:
             key = entry_key(self.graph, numbers)
-            if diskcache.find(key) is not None:
-                self._load(key)
-            else:
+            if not self._found(key):
                 service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
-        except OSError as problem:  # a full disk, or a folder that cannot be written
-            self._stay(f"the cache of compiled graphs cannot be used: {problem}")
+        except OSError as problem:
+            self._stay(f"{_UNUSABLE}: {problem}")
         except Exception as problem:
             self._stay(f"{type(problem).__name__}: {problem}")
 
