@@ -129,6 +129,29 @@ def _was_there(path: Path) -> bool:
     return path.exists()
 
 
+def note(key: str, text: str) -> None:
+    """Keep what was learnt of an entry by running it: a hint, which may be lost."""
+    path = _note_of(key)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+
+
+def noted(key: str) -> str:
+    """What was last learnt of an entry; nothing if nothing was."""
+    try:
+        return _note_of(key).read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _note_of(key: str) -> Path:
+    return settings.cache_directory() / "notes" / key
+
+
 def _fingerprint(path: Path) -> list[Any]:
     return [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
 
@@ -196,6 +219,7 @@ def prune(limit: int) -> list[Entry]:
         if total <= limit:
             break
         shutil.rmtree(entry.path, ignore_errors=True)
+        _note_of(entry.key).unlink(missing_ok=True)
         total -= entry.bytes
         removed.append(entry)
     return removed

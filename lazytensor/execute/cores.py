@@ -10,7 +10,8 @@ work, and the rest of the team spins until it comes back.  There are three ways:
 * **one**, for a small step, which is done beside the recording of the next (MLP and Adam: 1.2 ms instead of 1.9).
 
 Neither the graph nor its time alone tells which is best.  The first runs give a guess, later all are tried, and the
-time between one run and the next decides.
+time between one run and the next decides.  What was decided is kept beside the compiled code on disk: a restarted
+program neither guesses nor tries.
 
 Sums are rounded differently by another number of threads.  Under ``torch.use_deterministic_algorithms(True)``, or with
 the setting ``share_cores`` off, every run has all cores.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Protocol
 
 import torch
 
@@ -38,6 +40,16 @@ LONG = 0.025  # seconds; what takes longer is not tried on one core
 HOPELESS = 4  # times as long as the fastest run, and long: a number of threads that is not tried again
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
 _GAIN = 0.92  # of the time with the guess; what gains less may be noise
+
+
+class Memory(Protocol):
+    """What knows the number of threads that was best for a computation when the program last ran."""
+
+    def threads_of_before(self) -> int | None:
+        """That number; None if there is none, or none yet."""
+
+    def keep_threads(self, threads: int) -> None:
+        """It was found to be this one."""
 
 
 def candidates(cores: int) -> list[int]:
@@ -62,6 +74,7 @@ class Share:
         "_guess",
         "_kernels",
         "_least",
+        "_memory",
         "_off",
         "_phases",
         "_run",
@@ -75,9 +88,10 @@ class Share:
         "threads",
     )
 
-    def __init__(self, cores: int, size: int = LARGE) -> None:
+    def __init__(self, cores: int, size: int = LARGE, memory: Memory | None = None) -> None:
         """`size`: the bytes of everything that is computed."""
         self.cores = cores
+        self._memory = memory
         self.small = size < LARGE
         self._kernels = 0  # of the code that does the work; 0 if that does not look between them
         self._try_again()
@@ -123,19 +137,27 @@ class Share:
         if kernels != self._kernels:
             self._kernels = kernels
             self._try_again()
+            self._remember()
         if self._phases:
             if self._warm:
                 self._look(seconds)
             elif self.threads != self.cores and seconds > max(HOPELESS * self._least, LONG):
                 self._drop(self.threads)
             return
-        if not self._usual:
-            self._usual = seconds
+        if not self._usual or self.runs < RUNS:  # the first runs may be slow for reasons of their own
+            self._usual = min(self._usual or seconds, seconds)
         self._off = self._off + 1 if not 0.6 < seconds / self._usual < 1.7 else 0
         if self._off > 2 * RUNS or self.runs > AGAIN:
             self._try_again()
         elif not self._off:
             self._usual += (seconds - self._usual) / 16
+
+    def _remember(self) -> None:
+        """Begin with what was best when the program last ran, and try nothing."""
+        known = None if self._memory is None else self._memory.threads_of_before()
+        if known in candidates(self.cores):
+            self.threads = self._guess = known
+            self._phases = []
 
     def _look(self, seconds: float) -> None:
         """The runs before the trial tell what to try, and what to begin with: the fastest of them counts, since the
@@ -173,3 +195,5 @@ class Share:
         best = min(usual, key=lambda n: usual[n], default=self.cores)
         guessed = usual.get(self._guess)
         self.threads = best if guessed is None or usual[best] < guessed * _GAIN else self._guess
+        if self._memory is not None and len(usual) > 1:
+            self._memory.keep_threads(self.threads)

@@ -87,7 +87,8 @@ class Computation:
         self.compiled = _compile(self.backend, graph)
         self.data = [v.node.args[1] for v in graph.data]
         self.numbers = [n.index for n in graph.numbers]
-        self.share = Share(openmp.all_threads(), graph.nbytes)
+        made = getattr(self.compiled, "callable", None)
+        self.share = Share(openmp.all_threads(), graph.nbytes, made if hasattr(made, "threads_of_before") else None)
         self.run = self.compiled.run
         self.built = True
         self.compile_seconds = time.perf_counter() - before
@@ -264,6 +265,7 @@ def _finish(
     """Let the states have their results, and begin the next trace."""
     global last
     computation.runs += 1
+    pipeline.ran_elsewhere = True
     before = time.perf_counter()
     failures = [] if _installed(states, results) else _install(states, results)
     _forget(views)

@@ -65,6 +65,7 @@ class Pipeline:
         self.thread: threading.Thread | None = None
         self.failures: list[Failure] = []
         self.resting = True  # whether the thread holds no OpenMP threads
+        self.ran_elsewhere = False  # whether a cut, or its ops as they were recorded, ran on the program's thread
         self.jobs = 0  # how many cuts ran without Python
         self.last: Run | None = None  # that was sent
 
@@ -94,6 +95,9 @@ class Pipeline:
     ) -> tuple[Run, list[Future]]:
         """Run a cut in the background, for which somebody will wait or not; waits while too many are under way."""
         openmp.release_pool()
+        if self.ran_elsewhere:
+            heap.leave_thread()
+            self.ran_elsewhere = False
         self.resting = False
         queue = self.queue
         if queue is None:
@@ -148,6 +152,7 @@ class Pipeline:
             task = queue.take()
             if task is _LET_GO:
                 openmp.release_pool()
+                heap.leave_thread()
                 queue.drop()
                 continue
             results: list[Any] | None = None

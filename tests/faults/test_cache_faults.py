@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import lazytensor as lt
+from lazytensor import settings
 from lazytensor.backend import diskcache
+from lazytensor.backend.inductor.tiers import Tiered
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +108,29 @@ def test_what_a_killed_process_left_half_written_is_swept_away() -> None:
     diskcache.prune(1 << 30)
     assert not old.exists() and not graph.exists()
     assert new.exists(), "somebody may be writing it"
+
+
+@pytest.mark.parametrize("text", ["", "-", "x", "2 ", "--2", "-2.5"])
+def test_a_note_that_is_no_number_says_nothing(text: str) -> None:
+    tiered = Tiered(None, lambda graph: graph, False, 1)  # type: ignore[arg-type, return-value]
+    assert tiered.threads_of_before() is None
+    tiered.key = "a" * 40
+    assert tiered.threads_of_before() is None
+    diskcache.note(tiered.key, text)
+    assert tiered.threads_of_before() is None
+    tiered.keep_threads(-2)
+    assert tiered.threads_of_before() == -2
+
+
+def test_notes_are_the_owners_and_go_with_their_entry(tmp_path: Path) -> None:
+    key = "b" * 40
+    diskcache.store(key, folder(tmp_path, "made"), {})
+    diskcache.note(key, "2")
+    (note,) = (settings.cache_directory() / "notes").iterdir()
+    assert not note.stat().st_mode & 0o077
+    assert not note.parent.stat().st_mode & 0o077
+    diskcache.prune(0)
+    assert diskcache.noted(key) == ""
 
 
 def step() -> float:

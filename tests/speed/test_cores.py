@@ -89,6 +89,39 @@ def test_code_that_takes_over_is_guessed_anew() -> None:
     assert run(share, cores.FIRST + 2, lambda _: 0.04, 0.04, kernels=100)[-1] == -2
 
 
+class Kept:
+    """A memory of the number of threads."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads
+
+    def threads_of_before(self) -> int | None:
+        return self.threads
+
+    def keep_threads(self, threads: int) -> None:
+        self.threads = threads
+
+
+def test_what_was_decided_is_kept_for_the_next_process() -> None:
+    kept = Kept()
+    decided = run(Share(2, memory=kept), TRIAL + 5, lambda threads: 0.002 / threads, kernels=2)[-1]
+    assert decided == kept.threads == 2
+    again = run(Share(2, 0, kept), 2 * TRIAL, lambda threads: 0.002 / threads, kernels=2)
+    assert set(again[1:]) == {2}, "no guess and no trial"
+    assert 1 in run(Share(2, 0, Kept()), 2 * TRIAL, lambda threads: 0.002 / threads, kernels=2)[1:]
+
+
+def test_a_slow_start_with_a_kept_number_is_no_other_code() -> None:
+    share = Share(2, memory=Kept(2))
+    assert run(share, 2, lambda _: 0.01, 0.01, kernels=2)[-1] == 2
+    assert set(run(share, TRIAL, lambda _: 0.003, 0.001, kernels=2)) == {2}
+
+
+@pytest.mark.parametrize("wrong", [0, 3, -4, 1 << 40])
+def test_a_kept_number_that_cannot_be_is_ignored(wrong: int) -> None:
+    assert set(run(Share(2, memory=Kept(wrong)), TRIAL, lambda _: 0.001, kernels=2)) <= {1, 2, -2}
+
+
 def test_on_many_cores_a_hopeless_number_is_tried_once() -> None:
     share = Share(64)
     used, now = [], 1.0

@@ -232,3 +232,38 @@ print(before - resident())
 def test_memory_that_was_freed_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 20_000  # kB, of 40,000
+
+
+PACKED = """
+import ctypes
+from pathlib import Path
+import torch
+import lazytensor as lt
+
+mkl = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+mkl.mkl_serv_mem_stat.restype = ctypes.c_longlong
+
+def kept():
+    return mkl.mkl_serv_mem_stat(ctypes.byref(ctypes.c_int()))
+
+lt.set_backend("auto")
+x = torch.randn(256, 1024, device="ltc")
+w = torch.randn(1024, 1024, device="ltc")
+lt.sync(wait=True)
+x = x @ w  # new, so it runs here
+lt.sync(wait=True)
+here = kept()
+for _ in range(3):
+    x = x @ w
+    lt.sync()  # in the background
+    lt.wait()
+print(here, kept())
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this PyTorch multiplies without MKL")
+def test_what_mkl_keeps_for_a_thread_is_freed_when_cuts_leave_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PACKED], capture_output=True, text=True, check=True)
+    here, then = map(int, done.stdout.split())
+    assert here > 1 << 20
+    assert then < 1.5 * here  # twice, if both threads' are kept

@@ -79,6 +79,7 @@ class Tiered:
         self.state = COLD
         self.runs = 0
         self.compiled: Compiled | None = None
+        self.key = ""  # of the compiled code in the disk cache
         self.variants = 0
         self.reason = ""
         self.seconds = 0.0
@@ -117,6 +118,16 @@ class Tiered:
         """The compiled code that would run on these inputs, if it is ready, and which of its results need a copy."""
         compiled, mends = self.compiled, self.mends
         return (compiled, mends) if compiled is not None and mends is not None and compiled.accepts(inputs) else None
+
+    def threads_of_before(self) -> int | None:
+        """The number of threads that was best for the compiled code when the program last ran."""
+        text = diskcache.noted(self.key) if self.key else ""
+        return int(text) if text.removeprefix("-").isdecimal() else None
+
+    def keep_threads(self, threads: int) -> None:
+        """That number was found to be best."""
+        if self.key:
+            diskcache.note(self.key, str(threads))
 
     def _run(self, compiled: Compiled, inputs: tuple[Any, ...]) -> list[Any]:
         """Run compiled code; its first results are compared with what was declared."""
@@ -221,6 +232,7 @@ class Tiered:
             if entry is None:
                 raise RuntimeError("the compiled code is not in the cache")
             self.compiled = Compiled(entry.path, overwritten(self.graph), len(self.graph.data))
+            self.key = key
             self.state = READY
         except Exception as problem:
             self._stay(f"{type(problem).__name__}: {problem}")
