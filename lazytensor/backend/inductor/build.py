@@ -47,7 +47,7 @@ def build(graph: Graph, numbers: list[Any], folder: Path) -> None:
         with mode:
             traced = make_fx(lowered.module, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
         _keep_strides(traced, graph, lowered)
-        with _loaded() as functions, _computed_once():
+        with _loaded() as functions, _computed_once(), _fast_functions():
             compiled: Any = compile_fx_inner(traced, inputs, cpp_wrapper=True)
         if compiled.constants:
             raise Unsupported("the compiled graph holds tensors of its own")
@@ -105,6 +105,8 @@ def _adapted(source: str) -> str:
         return source
     held = f"std::optional<{_RELEASE.split()[0]}> release; if (PyGILState_Check()) release.emplace();"
     source = _KERNEL.sub(rf"\1if ({_LOOK}) {_LOOK}();\n\1\2", source.replace(_RELEASE, held))
+    if f"{_NAMESPACE}::" in source:
+        source = source.replace(_PREFIX, f"{_PREFIX}\n{FUNCTIONS.read_text(encoding='utf-8')}", 1)
     return f'extern "C" {{ void (*{_LOOK})() = nullptr; }}\n{source}'
 
 
@@ -154,6 +156,31 @@ def _computed_once() -> Iterator[None]:
 
 def _functions(value: Any) -> Any:
     return value.inner_fn_opcount().used_ops
+
+
+FUNCTIONS = Path(__file__).with_name("functions.h")
+_NAMESPACE = "lazytensor"  # of what it defines
+_PREFIX = "#include <torch/csrc/inductor/cpp_prefix.h>"  # what it needs
+
+
+@contextlib.contextmanager
+def _fast_functions() -> Iterator[None]:
+    """Within this block vectors of floats have our ``exp`` and ``tanh``."""
+    from torch._inductor.codegen.cpp import CppVecOverrides
+
+    ours: dict[str, Any] = {
+        "exp": lambda x: f"{_NAMESPACE}::exp({x})",
+        "tanh": lambda x: f"{_NAMESPACE}::tanh({x})",
+        "sigmoid": lambda x: f"decltype({x})(1) / (decltype({x})(1) + {_NAMESPACE}::exp({x}.neg()))",
+    }
+    usual = {name: CppVecOverrides.__dict__[name] for name in ours}
+    for name, function in ours.items():
+        setattr(CppVecOverrides, name, staticmethod(function))
+    try:
+        yield
+    finally:
+        for name, function in usual.items():
+            setattr(CppVecOverrides, name, function)
 
 
 def no_compiler() -> str | None:

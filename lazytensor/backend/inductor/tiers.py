@@ -265,5 +265,5 @@ def entry_key(graph: Graph, numbers: list[Any]) -> str:
 @functools.cache
 def _lowering() -> str:
     """A digest of the code that turns graphs into Inductor's: what an earlier form of it made is not found."""
-    files = [Path(__file__).with_name(name) for name in ("lower.py", "build.py", "overwrite.py")]
+    files = [Path(__file__).with_name(name) for name in ("lower.py", "build.py", "functions.h", "overwrite.py")]
     return diskcache.key_of(*[file.read_text(encoding="utf-8") for file in files])
