@@ -39,7 +39,7 @@ _MOST_VARIANTS = 3  # how often a graph is compiled again for another value of a
 
 
 # Seconds between the wish for compiled code and the start of the compiler: a program of a moment never starts it, and a
-# longer one has its first steps, which are slow enough, without a second process on its cores.
+# longer one has its first steps, which are slow enough, without another thread and a second process on its cores.
 _PATIENCE = 0.5
 _UNUSABLE = "the cache of compiled graphs cannot be used"  # a full disk, or a folder that cannot be written
 
@@ -77,6 +77,7 @@ class Tiered:
         self.wait = wait
         self.after = after  # how many runs on the first tier before the graph is sent to be compiled
         self.state = COLD
+        self.wished = 0.0  # when compiled code was first wished for and not found; 0 before
         self.runs = 0
         self.compiled: Compiled | None = None
         self.key = ""  # of the compiled code in the disk cache
@@ -106,7 +107,10 @@ class Tiered:
             compiled = self.compiled  # from the disk cache at once, from the compiler only if that was waited for
             if compiled is not None and compiled.accepts(inputs):
                 return self._run(compiled, inputs)
-        return self.first(inputs)
+        results = self.first(inputs)
+        if self.wished and self.state is COLD and time.perf_counter() - self.wished > _PATIENCE:
+            self._send(inputs)
+        return results
 
     def first(self, inputs: tuple[Any, ...]) -> list[Any]:
         """Run the graph on the first tier."""
@@ -167,24 +171,31 @@ class Tiered:
         """
         enough = self.wait or self.runs > self.after
         at_once = self.wait or self._compiled_before()
-        if not enough and (self.runs > 1 or not at_once):
+        if self.wished or (not enough and (self.runs > 1 or not at_once)):
             return False
         if len(self.graph) > settings.max_compiled_operations:
             self._stay(f"it has {len(self.graph)} operations, more than max_compiled_operations")
             return False
-        numbers = list(inputs[len(self.graph.data) :])
         try:
-            if at_once and self._found(entry_key(self.graph, numbers)):
+            if at_once and self._found(entry_key(self.graph, self._numbers(inputs))):
                 return True
         except OSError as problem:
             self._stay(f"{_UNUSABLE}: {problem}")
             return True
-        if enough:
-            self.state = SENT
-            self._arrived.clear()
-            # To name the graph and to start the compiling process takes a while, which this cut should not: a thread.
-            threading.Thread(target=self._ask, args=(numbers,), daemon=True, name="lazytensor-ask").start()
-        return enough
+        if self.wait or not self.after:
+            self._send(inputs)
+        elif enough:
+            self.wished = time.perf_counter()
+        return self.wait
+
+    def _numbers(self, inputs: tuple[Any, ...]) -> list[Any]:
+        return list(inputs[len(self.graph.data) :])
+
+    def _send(self, inputs: tuple[Any, ...]) -> None:
+        """Let the graph be compiled.  To name it and to start the compiling process takes a while: a thread does it."""
+        self.state, self.wished = SENT, 0.0
+        self._arrived.clear()
+        threading.Thread(target=self._ask, args=(self._numbers(inputs),), daemon=True, name="lazytensor-ask").start()
 
     def _compiled_before(self) -> bool:
         return diskcache.compiled_before(getattr(self.graph.first_line(), "file", source.UNKNOWN.file))
@@ -198,8 +209,6 @@ class Tiered:
 
     def _ask(self, numbers: list[Any]) -> None:
         """Look into the disk cache, then ask the compiling process; on a thread of its own."""
-        if not self.wait:
-            time.sleep(_PATIENCE)
         about = {
             "operations": len(self.graph),
             "line": str(self.graph.first_line()),
