@@ -32,7 +32,7 @@ from lazytensor.trace.ir import Number, Op, Spec, Value, values_in
 from lazytensor.trace.shapes import DATA_DEPENDENT, call_arguments, clean, root
 
 _FEW = 16  # states that may be pending without data when the first new op comes: else most of the trace is no news
-YOUNG_BYTES = 16 << 20  # so much is made before what nobody can see any more is looked for
+YOUNG_BYTES = 4 << 20  # is made before what nobody can see any more is looked for; 16 take three times the page faults
 
 on: bool | None = None  # whether this trace is run ahead; None: it has no new op yet
 # Emptied, never replaced: the compiled recorder holds both.
