@@ -14,7 +14,7 @@ from lazytensor.backend import plan  # noqa: F401  (needed for the first graph, 
 from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.build import no_compiler
-from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, FirstTier, Tiered
+from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, FirstTier, Tiered, lowering_digest
 from lazytensor.backend.interface import Backend
 
 log = logging.getLogger("lazytensor")
@@ -42,6 +42,7 @@ class AutoBackend(Backend):
         self.first = registry.instance(self.first_name)
         self.first.prepare()
         self.missing = no_compiler()
+        lowering_digest()  # rather now than when compiled code is looked for on disk
         if self.missing:
             log.warning("lazytensor: %s: graphs stay on the %r backend", self.missing, self.first_name)
 

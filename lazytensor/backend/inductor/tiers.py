@@ -202,10 +202,10 @@ class Tiered:
 
     def _found(self, key: str) -> bool:
         """Whether compiled code is in the disk cache; then it is in use from now on."""
-        if diskcache.find(key) is None:
-            return False
-        self._load(key)
-        return True
+        entry = diskcache.find(key)
+        if entry is not None:
+            self._load(entry)
+        return entry is not None
 
     def _ask(self, numbers: list[Any]) -> None:
         """Look into the disk cache, then ask the compiling process; on a thread of its own."""
@@ -230,18 +230,15 @@ class Tiered:
     def _answer(self, key: str, error: str | None) -> None:
         """Called on the thread that listens to the compiling process."""
         self.seconds = time.perf_counter() - self.seconds
-        if error is None:
-            self._load(key)
-        else:
+        if error is not None:
             self._stay(error)
+        elif not self._found(key):
+            self._stay("the compiled code is not in the cache")
 
-    def _load(self, key: str) -> None:
+    def _load(self, entry: diskcache.Entry) -> None:
         try:
-            entry = diskcache.find(key)
-            if entry is None:
-                raise RuntimeError("the compiled code is not in the cache")
             self.compiled = Compiled(entry.path, overwritten(self.graph), len(self.graph.data))
-            self.key = key
+            self.key = entry.key
             self.state = READY
         except Exception as problem:
             self._stay(f"{type(problem).__name__}: {problem}")
@@ -267,12 +264,12 @@ def entry_key(graph: Graph, numbers: list[Any]) -> str:
     constants = ",".join(f"{i}={encode(numbers[i])}" for i in baked)
     flags = f"threads={openmp.all_threads()} isa={torch.backends.cpu.get_cpu_capability()}"
     dtype = str(torch.get_default_dtype())
-    versions = (torch.__version__, __version__, _lowering())
+    versions = (torch.__version__, __version__, lowering_digest())
     return diskcache.key_of(graphfile.dumps(graph), constants, "inductor", *versions, flags, dtype)
 
 
 @functools.cache
-def _lowering() -> str:
+def lowering_digest() -> str:
     """A digest of the code that turns graphs into Inductor's: what an earlier form of it made is not found."""
     files = [Path(__file__).with_name(name) for name in ("lower.py", "build.py", "functions.h", "overwrite.py")]
     return diskcache.key_of(*[file.read_text(encoding="utf-8") for file in files])
