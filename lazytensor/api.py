@@ -18,6 +18,7 @@ from lazytensor.execute import cut as _cut
 from lazytensor.execute.stepfile import load_step, save_step
 from lazytensor.execute.strict import strict
 from lazytensor.execute.verify import verify
+from lazytensor.functions.ledger import whole_functions
 from lazytensor.inspect import events as _events
 from lazytensor.inspect import metrics, testing
 from lazytensor.inspect import observers as _observers
@@ -124,5 +125,6 @@ __all__ = [
     "verify",
     "wait",
     "wait_device_ops",
+    "whole_functions",
     "why",
 ]

@@ -113,6 +113,11 @@ _ALL: dict[str, Setting[Any]] = {
         "LAZYTENSOR_RUN_AHEAD",
         "Run the ops of a step that was never seen as they are recorded, where the backend allows it.",
     ),
+    "whole_functions": Setting(
+        True,
+        "LAZYTENSOR_WHOLE_FUNCTIONS",
+        "Record a function that is proven to be pure as a whole, where the compiled recorder is in use.",
+    ),
     "max_in_flight": Setting(2, "LAZYTENSOR_MAX_IN_FLIGHT", "How many cuts may run or wait to run in the background."),
     "share_cores": Setting(
         True,

@@ -18,6 +18,7 @@ from lazytensor.backend.contract import Failure
 from lazytensor.codegen.runtime import replacing
 from lazytensor.device import patches
 from lazytensor.execute import ahead, budget, cut, fallback
+from lazytensor.functions import watch, whole
 from lazytensor.trace import ir, record, source, storage
 
 module: Any = None  # the extension, once it is installed
@@ -51,10 +52,17 @@ def install(kernels: ModuleType) -> bool:
     ahead.use_compiled(found)
     cut.use_compiled(found)
     storage.adopt, storage.flush_numbers, storage.view_in_cpp = found.adopt, found.flush_numbers, found.view
-    record.forget_calls = found.forget_calls
+    record.forget_calls = _forget_calls
     patches.ask_cpp_for_states(found.state)
     module = found
+    watch.begin(found)
     return True
+
+
+def _forget_calls() -> None:
+    """Forget what was found in the tables, of single calls and of functions."""
+    module.forget_calls()
+    whole.forget()
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@
 #include "lines.h"
 #include "objects.h"
 #include "states.h"
+#include "wholes.h"
 
 namespace {
 
@@ -247,7 +248,10 @@ class Recorder final : public c10::OperatorKernel {
     Words key;
     if (words(call, key, PyList_GET_SIZE(model.numbers) + before)) {
       Known* known = find(key, hash_of(key));
-      if (known != nullptr && made(call, known)) return true;
+      if (known != nullptr && made(call, known)) {
+        calls_found++;
+        return true;
+      }
     }
     lifted.resize(before);
     return false;
@@ -783,6 +787,11 @@ PyMethodDef methods[] = {
     {"collect", collect, METH_NOARGS, "What waits for a value: states, views, values, data leaves."},
     {"install_results", install_results, METH_VARARGS, "Let states have their results; False if one is a failure."},
     {"forget", forget, METH_O, "Begin a new trace."},
+    {"calls_found", [](PyObject*, PyObject*) -> PyObject* { return PyLong_FromSize_t(calls_found); }, METH_NOARGS,
+     "How many calls were found without Python."},
+    {"key_of", key_of, METH_O, "How many numbers were lifted, and the values of a tuple of tensors; None if they are unusual."},
+    {"keep", keep, METH_O, "Values that are to be given out as new tensors."},
+    {"give", give, METH_O, "New tensors with values that were kept."},
     {"enabled", is_enabled, METH_NOARGS, "Whether the compiled path is taken."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -33,6 +33,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = tuple({sysconfig.get_paths()[k] + os.sep for k in ("purelib", "platlib")})
+_PROGRAMS = (_PACKAGE + "bench" + os.sep, _PACKAGE + "demo" + os.sep)  # programs that come with the package
 _generated: set[str] = set()
 
 
@@ -73,7 +74,7 @@ def is_library(path: str) -> bool:
     known = _ours.get(path)
     if known is None:
         known = _ours[path] = (
-            path.startswith((_PACKAGE, _TORCH))
+            (path.startswith((_PACKAGE, _TORCH)) and not path.startswith(_PROGRAMS))
             or path in _generated
             or path.startswith("<frozen ")
             or (path.startswith(_STDLIB) and not path.startswith(_SITE))

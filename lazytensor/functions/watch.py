@@ -1,0 +1,145 @@
+"""Finds the functions that are worth recording as a whole: it watches a few steps for calls that record much.
+
+A step that comes again and again is watched from one cut to the next by Python's own profiling hook, three times in the
+life of a program.  Of the calls that recorded many operations the outermost are tried; where one is refused, those that
+it made.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import types
+from typing import Any
+
+from lazytensor import settings
+from lazytensor.execute import cut
+from lazytensor.functions import whole
+from lazytensor.trace import source
+
+MANY = (
+    48  # operations that a call must record: a lookup takes about as long as to record five, and reads take their time
+)
+LOOKS = (24, 200, 2_000)  # cuts that were found before a step is watched
+CUTS = 4  # that are watched each time
+
+_tried: set[types.CodeType] = set()
+
+
+class _Call:
+    """A call that was seen: how many operations it recorded, in how many cuts, and the calls that it made."""
+
+    __slots__ = ("calls", "code", "cuts", "namespace", "operations")
+
+    def __init__(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        self.code = code
+        self.namespace = namespace
+        self.operations = whole.native.calls_found()
+        self.cuts = cut.cuts_made()
+        self.calls: list[_Call] = []
+
+    def end(self) -> None:
+        """The call has returned."""
+        self.operations = whole.native.calls_found() - self.operations
+        self.cuts = cut.cuts_made() - self.cuts
+
+
+class _Watch:
+    """The calls of the program's own thread, while it is watched."""
+
+    def __init__(self) -> None:
+        self.outermost: list[_Call] = []
+        self.open: list[tuple[Any, _Call]] = []
+        self.left = CUTS
+
+    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            if not source.is_library(frame.f_code.co_filename):
+                self.open.append((frame, _Call(frame.f_code, frame.f_globals)))
+        elif event == "return" and self.open and self.open[-1][0] is frame:
+            call = self.open.pop()[1]
+            call.end()
+            if call.operations >= MANY:
+                (self.open[-1][1].calls if self.open else self.outermost).append(call)
+
+
+_watch: _Watch | None = None
+
+
+def begin(extension: Any) -> None:
+    """Look for such functions from now on; the compiled recorder is in use."""
+    whole.native = extension
+    cut.look_at, cut.look = LOOKS[0], _look
+
+
+def _look() -> None:
+    """A cut was found that is to be looked at: begin to watch, go on, or see what was found."""
+    global _watch
+    if _watch is None and _is_usual():
+        _watch = _Watch()
+        sys.setprofile(_watch)
+    if _watch is not None and _watch.left:
+        _watch.left -= 1
+        cut.look_at = cut.hits + 1
+        return
+    cut.look_at = next((each for each in LOOKS if each > cut.hits), 0)
+    _try(end())
+
+
+def _is_usual() -> bool:
+    """Whether nobody else watches, and the compiled recorder tells how much is recorded."""
+    alone = sys.getprofile() is None and sys.gettrace() is None and whole.native.enabled()
+    return alone and settings.whole_functions and threading.current_thread() is threading.main_thread()
+
+
+def end() -> list[_Call]:
+    """Watch no more; the calls that were seen."""
+    global _watch
+    if _watch is None:
+        return []
+    if sys.getprofile() is _watch:
+        sys.setprofile(None)
+    found, _watch = _watch.outermost, None
+    return found
+
+
+def _try(calls: list[_Call]) -> None:
+    """Let the functions of these calls be recorded as wholes, or if they cannot be, those that they call."""
+    for call in calls:
+        function = None if call.cuts or call.code in _tried else _function(call)
+        if call.code in _tried:
+            continue
+        if function is None:
+            _try(call.calls)
+            continue
+        _tried.add(call.code)
+        _Attempt(function, call)
+
+
+class _Attempt:
+    """One function that is tried, and what to do if it is refused."""
+
+    def __init__(self, function: types.FunctionType, call: _Call) -> None:
+        self.call = call
+        self.whole = whole.Whole(function, self.refused)
+
+    def refused(self) -> None:
+        """Try the functions that it calls, unless it was refused for what they share."""
+        if self.whole.reason != whole.GRADIENTS:
+            _try(self.call.calls)
+
+
+def _function(call: _Call) -> types.FunctionType | None:
+    """The function that has this code."""
+    found: Any = call.namespace
+    for part in call.code.co_qualname.split("."):
+        found = (
+            found.get(part) if isinstance(found, dict) else vars(found).get(part) if isinstance(found, type) else None
+        )
+    while found is not None and getattr(found, "__code__", None) is not call.code:
+        found = getattr(found, "__wrapped__", None)
+    if isinstance(found, types.FunctionType):
+        return found
+    owners = [each for each in gc.get_referrers(call.code) if isinstance(each, types.FunctionType)]
+    return owners[0] if len(owners) == 1 and owners[0].__code__ is call.code else None
