@@ -13,6 +13,9 @@ Neither the graph nor its time alone tells which is best.  The first runs give a
 time between one run and the next decides.  What was decided is kept beside the compiled code on disk: a restarted
 program neither guesses nor tries.
 
+A step that takes less time than to hand it to another thread is not handed over: it runs where it was recorded, on one
+core.
+
 Sums are rounded differently by another number of threads.  Under ``torch.use_deterministic_algorithms(True)``, or with
 the setting ``share_cores`` off, every run has all cores.
 """
@@ -38,6 +41,7 @@ LARGE = 16 << 20  # bytes; what computes less has one core from the start
 FEW = 4  # kernels; with less there is no place to give way
 LONG = 0.025  # seconds; what takes longer is not tried on one core
 HOPELESS = 4  # times as long as the fastest run, and long: a number of threads that is not tried again
+BRIEF = 40e-6  # seconds; to hand a cut over and to note its end takes longer (70 µs, and as much until the thread wakes)
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
 _GAIN = 0.92  # of the time with the guess; what gains less may be noise
 
@@ -109,6 +113,11 @@ class Share:
         self._started = 0.0
         self._usual = 0.0
         self._off = 0
+
+    @property
+    def brief(self) -> bool:
+        """Whether a run is over sooner than it could be handed to another thread."""
+        return 0.0 < self._usual < BRIEF and not self._phases and not fixed()
 
     def begin(self, now: float) -> int:
         """A run begins; with how many threads."""

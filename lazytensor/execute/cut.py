@@ -206,10 +206,12 @@ def _run_pending(cause: str, wait: bool) -> None:
     inputs = [leaf_data[i] for i in computation.data] if not memory.in_use else memory.fit(backend, computation.data)
     inputs += [numbers[i] for i in computation.numbers]
     timing.collect = time.perf_counter() - started - timing.compile
+    brief = False
     apart = backend.asynchronous and settings.run_in_background and events.take_over is None and profiled is None
     if apart:
         wait = wait or cause not in _UNHURRIED
-        if not _habit.at_once(backend, wait, len(computation.graph.nodes)):
+        brief = computation.share.brief and not pipeline.under_way
+        if not _habit.at_once(backend, wait, len(computation.graph.nodes)) and not brief:
             _send(cause, computation, inputs, states, views, hit, started, timing, wait)
             if wait:
                 settle()
@@ -220,7 +222,7 @@ def _run_pending(cause: str, wait: bool) -> None:
     inputs = [now(data) for data in inputs]
     try:
         if events.take_over is None and profiled is None:
-            results = _run_here(computation.run, inputs)
+            results = _run_here(computation.run, inputs, brief)
         else:
             results = events.run_watched(computation, inputs)
     except BaseException as error:
@@ -284,11 +286,11 @@ def _finish(
         _raise(failures)
 
 
-def _run_here(function: Callable[..., list[Any]], inputs: list[Any]) -> list[Any]:
-    """Run a cut on this thread; compiled code without the layers around it, if it can be."""
+def _run_here(function: Callable[..., list[Any]], inputs: list[Any], alone: bool) -> list[Any]:
+    """Run a cut on this thread; compiled code without the layers around it, if it can be, on one core or all."""
     if function.__class__ is Guard:
         job = function.job(inputs, int)  # type: ignore[attr-defined]
-        if job is not None and job.run():
+        if job is not None and (job.run_alone() if alone else job.run()):
             return job.results()  # type: ignore[no-any-return]
     return function(*inputs)
 

@@ -347,6 +347,15 @@ std::shared_ptr<Job> make_job(std::shared_ptr<Code> code, const py::list& inputs
   return job;
 }
 
+// Run a job on the calling thread alone, which then needs no OpenMP threads of its own.
+bool run_alone(Job& job) {
+  int before = openmp.threads == nullptr ? 1 : openmp.threads();
+  if (before > 1) openmp.set_threads(1);
+  bool succeeded = job.run();
+  if (before > 1) openmp.set_threads(before);
+  return succeeded;
+}
+
 // The results of a job that nobody can ask for, since only this list of its futures refers to them, are dropped when it
 // ends: gradients that the program let go of while they were made would lie beside those of the next step.
 void forget(Job& job, const py::list& futures) {
@@ -377,6 +386,7 @@ void add_runner(PyObject* to) {
   py::class_<Job, std::shared_ptr<Job>>(module, "Job", "A compiled graph and what it is to run on.")
       .def_static("of", &make_job)
       .def("run", &Job::run, py::call_guard<py::gil_scoped_release>())
+      .def("run_alone", &run_alone, py::call_guard<py::gil_scoped_release>())
       .def("is_set", [](const Job& job) { return job.done.load(); })
       .def("wait", [](const Job& job) { if (!job.done) job.work->wait([&] { return job.done.load(); }); })
       .def("forget", &forget)

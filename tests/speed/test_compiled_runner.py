@@ -76,6 +76,16 @@ def test_steps_run_without_python_and_their_results_are_eager_s(compiled: None) 
     torch.testing.assert_close(ours, trained("cpu", BATCHES))
 
 
+def test_a_brief_step_runs_where_it_is_recorded(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, threads = trained("cpu", BATCHES), torch.get_num_threads()
+    before = pipeline.jobs
+    monkeypatch.setattr(Share, "brief", True)
+    ours = trained("ltc", BATCHES)
+    assert pipeline.jobs == before
+    assert torch.get_num_threads() == threads
+    torch.testing.assert_close(ours, wanted)
+
+
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="PyTorch has one thread")
 def test_a_step_that_gives_way_has_the_same_results(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []

@@ -39,6 +39,18 @@ def test_both_are_tried_and_the_better_is_kept(one: float, two: float, best: int
     assert set(used[TRIAL:]) == {best}
 
 
+def test_what_is_over_before_it_could_be_handed_over_is_brief() -> None:
+    share = Share(2, 0)
+    run(share, TRIAL, lambda _: 0.0001, seconds=cores.BRIEF / 2)
+    run(share, 4, lambda _: 0.0001, seconds=cores.BRIEF / 2)
+    assert share.brief
+    with lt.settings.scope(share_cores=False):
+        assert not share.brief, "every run is to have all cores"
+    slower = Share(2, 0)
+    run(slower, TRIAL + 4, lambda _: 0.0001, seconds=cores.BRIEF * 2)
+    assert not slower.brief
+
+
 def test_a_few_slow_steps_decide_nothing() -> None:
     share = Share(2)
     steps = iter(range(1000))
