@@ -41,7 +41,9 @@ LARGE = 16 << 20  # bytes; what computes less has one core from the start
 FEW = 4  # kernels; with less there is no place to give way
 LONG = 0.025  # seconds; what takes longer is not tried on one core
 HOPELESS = 4  # times as long as the fastest run, and long: a number of threads that is not tried again
-BRIEF = 40e-6  # seconds; to hand a cut over and to note its end takes longer (70 µs, and as much until the thread wakes)
+BRIEF = (
+    40e-6  # seconds; to hand a cut over and to note its end takes longer (70 µs, and as much until the thread wakes)
+)
 AGAIN = 3000  # runs after which it is tried again: a machine has other work too
 _GAIN = 0.92  # of the time with the guess; what gains less may be noise
 

@@ -114,3 +114,17 @@ def test_a_program_whose_compiling_process_is_killed_goes_on(
         finally:
             lt.set_backend("reference")
             killed.close()
+
+
+def test_a_library_that_an_ended_process_left_in_part_is_made_again(service: Service) -> None:
+    graph = a_graph()
+    for number in range(2):
+        answer = Answer()
+        service.submit(f"key{number}", graph, [2.0], {}, answer)
+        assert answer.come.wait(2 * PATIENCE) and answer.error is None, answer.error
+        made = list((Path(lt.settings.cache_dir) / "inductor").rglob("*.main.so"))
+        assert made
+        for library in made:  # as a linker leaves them that is ended at once
+            library.unlink()
+            library.touch()
+        service.close()

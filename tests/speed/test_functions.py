@@ -66,3 +66,13 @@ def test_last_digits(name: str, width: int, tmp_path: Path) -> None:
     worst = off.argmax()
     assert off[worst] <= MOST[name], f"{name}({given[finite][worst]})"
     assert bool((result[finite].abs() <= 1).all()) or name == "exp"
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_functions_of_one_number_that_all_elements_share(name: str, tmp_path: Path) -> None:
+    with lt.settings.scope(run_ahead=False):
+        made = getattr(torch.ones(3, device="ltc") * 2, name)()
+        graph = Graph([storage.value_of(made)])
+    build(graph, [2.0], tmp_path)
+    (result,) = Compiled(tmp_path, {}, 0)(2.0)
+    torch.testing.assert_close(result, getattr(torch.ones(3) * 2, name)())

@@ -121,7 +121,16 @@ def _loaded() -> Iterator[list[Any]]:
     def noted(*args: Any, **kwargs: Any) -> Any:
         parts = [_adapted(part) if isinstance(part, str) else part for part in args]
         kwargs = {key: _adapted(part) if isinstance(part, str) else part for key, part in kwargs.items()}
-        found.append(load(*parts, **kwargs))
+        try:
+            found.append(load(*parts, **kwargs))
+        except ImportError as problem:
+            # A process that was ended while it linked has left part of a library ("file too short"), which Inductor
+            # would load whenever this graph comes again.
+            if problem.path is None or not problem.path.endswith(".so"):
+                raise
+            Path(problem.path).unlink(missing_ok=True)
+            Cache.cache_clear()
+            found.append(load(*parts, **kwargs))
         return found[-1]
 
     Cache.load_pybinding = noted  # type: ignore[method-assign]
@@ -175,6 +184,7 @@ def _fast_functions() -> Iterator[None]:
     }
     usual = {name: CppVecOverrides.__dict__[name] for name in ours}
     for name, function in ours.items():
+        function.__name__ = name  # by which Inductor finds the scalar form, where all arguments are scalars
         setattr(CppVecOverrides, name, staticmethod(function))
     try:
         yield
