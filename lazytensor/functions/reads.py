@@ -60,16 +60,11 @@ _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
 _CALL = torch.nn.Module.__call__
 
 
-def unhooked(module: Any) -> bool:
-    """Whether to call this module is to call its ``forward``."""
-    return (
-        module.__class__.__call__ is _CALL
-        and module._compiled_call_impl is None
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and not module._backward_hooks
-        and not module._backward_pre_hooks
-    )
+# That to call a module is to call its `forward`, for the module in a variable.
+_UNHOOKED = (
+    "{0}.__class__.__call__ is CALL and {0}._compiled_call_impl is None and not {0}._forward_hooks and not "
+    "{0}._forward_pre_hooks and not {0}._backward_hooks and not {0}._backward_pre_hooks"
+)
 
 
 def globally_hooked() -> bool:
@@ -80,6 +75,13 @@ def globally_hooked() -> bool:
         or modules._global_backward_hooks
         or modules._global_backward_pre_hooks
     )
+
+
+def _kept_in(owner: Any, name: str) -> str | None:
+    """The dictionary in which a module has this attribute, if it is a parameter, a buffer or another module."""
+    if not isinstance(owner, torch.nn.Module) or name in vars(owner) or hasattr(type(owner), name):
+        return None
+    return next((each for each in ("_parameters", "_buffers", "_modules") if name in vars(owner)[each]), None)
 
 
 class Reads:
@@ -111,6 +113,12 @@ class Reads:
     def attribute(self, owner: Any, name: str) -> Any:
         """``owner.name``, where reading it runs no code of the program's."""
         variable = self._variable(owner)
+        kept = _kept_in(owner, name)
+        if kept is not None:  # not by way of Module.__getattr__, which takes five times as long
+            known = (variable, "attribute", name)
+            if known not in self._known:
+                self.lines.append(f"if {name!r} in {variable}.__dict__: return None")
+            return self._read(known, f"{variable}.{kept}[{name!r}]", lambda: getattr(owner, name))
         return self._read((variable, "attribute", name), f"{variable}.{name}", lambda: getattr(owner, name))
 
     def item(self, owner: Any, key: Any) -> Any:
@@ -160,9 +168,10 @@ class Reads:
     def module_call(self, module: Any) -> None:
         """A module is called, which has no hooks."""
         variable = self._variable(module)
-        if globally_hooked() or not unhooked(module):
+        unhooked = _UNHOOKED.format(variable)
+        if globally_hooked() or not eval(unhooked, {"CALL": _CALL, variable: module}):
             raise Refused(f"a call of {type(module).__name__} has hooks")
-        for line in ("if globally_hooked(): return None", f"if not unhooked({variable}): return None"):
+        for line in ("if globally_hooked(): return None", f"if not ({unhooked}): return None"):
             if line not in self.lines:
                 self.lines.append(line)
 
@@ -223,7 +232,7 @@ class Reads:
     def compiled(self, values: list[str], shapes: list[tuple[str, Any]], name: str) -> Callable[..., Any]:
         """That function."""
         source = self.source(values, shapes)
-        namespace = dict(self.constants, same=same, geometry=geometry, unhooked=unhooked)
+        namespace = dict(self.constants, same=same, geometry=geometry, CALL=_CALL)
         namespace["globally_hooked"] = globally_hooked
         exec(compile(source, f"<what {name} reads>", "exec"), namespace)
         return namespace["look"]  # type: ignore[no-any-return]
