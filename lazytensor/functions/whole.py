@@ -40,8 +40,18 @@ wholes: list[Whole] = []  # every function that was ever looked at
 
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_is_traced: Callable[[], Any] = torch._C._get_tracing_state
+_is_compiling = torch.compiler.is_dynamo_compiling
 _check = settings._ALL["check"]
 _wanted = settings._ALL["whole_functions"]
+
+
+def _values(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+    """What tensors are worth."""
+    key = native.key_of(tuple(tensors))
+    if key is None:
+        raise Unsuitable("it works on tensors of another kind")
+    return key[1:]  # type: ignore[no-any-return]
 
 
 def _mode() -> tuple[Any, ...]:
@@ -191,11 +201,14 @@ class Whole:
 
     def call(self, *args: Any) -> Any:
         """The function's call, all parameters in their order."""
+        if _is_compiling():  # by Dynamo, which goes on with the function itself
+            return self._run(args)
         if (
             threading.get_ident() != self._owner
             or not native.enabled()
             or _function_modes()
             or _dispatch_modes()
+            or _is_traced()
             or sys.gettrace() is not None
             or sys.getprofile() is not None
             or events.profiling()
@@ -265,7 +278,7 @@ class Whole:
             reads = Reads([f"a{i}" for i in range(len(args))])
             for number, each in enumerate(args):
                 reads.argument(number, each)
-            evaluator = evaluate.Evaluator(reads, lambda tensors: native.key_of(tuple(tensors))[1:])
+            evaluator = evaluate.Evaluator(reads, _values)
             del storage.numbers[before.numbers :]  # they are lifted again
             keywords = dict(zip(self.keywords, args[self.positional :], strict=True))
             again = evaluator.function(self.original, args[: self.positional], keywords)
@@ -365,7 +378,9 @@ def _original(function: types.FunctionType) -> types.FunctionType:
 
 evaluate.original = _original
 
-_HANDLER = "what handles the call"
+# By number.  An entrance imports this list: the globals of its function are the program's, and Dynamo, which may have to
+# read the entrance, knows no constants that are objects.
+handlers: list[Callable[..., Any]] = []
 _VARIABLE = 4 | 8  # *args and **kwargs
 _GENERATOR = 0x20 | 0x80 | 0x100 | 0x200  # generators and coroutines
 
@@ -386,12 +401,13 @@ def _entrance(function: types.FunctionType, handler: Callable[..., Any]) -> type
         *(["*"] if code.co_kwonlyargcount else []),
         *parts[code.co_argcount :],
     ]
-    lines = f"def entrance({', '.join(declared)}): handler = {_HANDLER!r}; return handler({', '.join(parts)})"
+    lines = (
+        f"def entrance({', '.join(declared)}): from {__name__} import handlers; "
+        f"return handlers[{len(handlers)}]({', '.join(parts)})"
+    )
     made = compile("\n" * (code.co_firstlineno - 1) + lines, code.co_filename, "exec")
     inner = next(each for each in made.co_consts if isinstance(each, types.CodeType))
+    handlers.append(handler)
     return inner.replace(
-        co_consts=tuple(handler if each == _HANDLER else each for each in inner.co_consts),
-        co_varnames=(*names, *inner.co_varnames[len(names) :]),
-        co_name=code.co_name,
-        co_qualname=code.co_qualname,
+        co_varnames=(*names, *inner.co_varnames[len(names) :]), co_name=code.co_name, co_qualname=code.co_qualname
     )

@@ -461,6 +461,32 @@ def test_the_function_stays_what_it_is() -> None:
     assert any("x * y" in str(entry.statement) for entry in caught.traceback)
 
 
+@pytest.mark.parametrize("how", ["compiled", "in one graph", "traced", "exported"])
+def test_other_compilers_see_the_function_itself(how: str) -> None:
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    made = known(looped, x, y)
+    if how == "traced":
+        function: Any = torch.jit.trace(looped, (x, y))
+    elif how == "exported":
+        Whole(Deep.forward)
+        assert sum(node.op == "call_function" for node in torch.export.export(Deep(), (x,)).graph.nodes) == 60
+        return
+    else:
+        function = torch.compile(looped, backend="eager", fullgraph=how == "in one graph")
+    assert torch.equal(function(x, y), looped(x, y))
+    hits = made.hits
+    calls(looped, *on("ltc", x, y))
+    assert made.hits > hits
+
+
+def test_transforms_see_the_function_itself() -> None:
+    x, y = torch.randn(5, 3, 4), torch.randn(3, 4)
+    made = known(looped, x[0], y)
+    ours = torch.func.vmap(looped, in_dims=(0, None))(*on("ltc", x, y))
+    torch.testing.assert_close(ours.cpu(), torch.func.vmap(looped, in_dims=(0, None))(x, y))
+    assert made.reason is None
+
+
 def test_another_thread_runs_the_function_itself() -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     made = known(looped, x, y)
