@@ -378,8 +378,8 @@ def _original(function: types.FunctionType) -> types.FunctionType:
 
 evaluate.original = _original
 
-# By number.  An entrance imports this list: the globals of its function are the program's, and Dynamo, which may have to
-# read the entrance, knows no constants that are objects.
+# By number.  An entrance imports this list: the globals of its function are the program's, and Dynamo, which may have
+# to read the entrance, knows no constants that are objects.
 handlers: list[Callable[..., Any]] = []
 _VARIABLE = 4 | 8  # *args and **kwargs
 _GENERATOR = 0x20 | 0x80 | 0x100 | 0x200  # generators and coroutines
