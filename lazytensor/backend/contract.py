@@ -162,6 +162,17 @@ class Guard:
 
     def job(self, inputs: list[Any], threads: Callable[[], int]) -> Any:
         """The next run as something that needs no Python: compiled code whose results were as declared.  Else None."""
+        found = self._ready(inputs)
+        return None if found is None else found[0].job(inputs, threads, found[1])
+
+    def route(self, inputs: list[Any], data: list[int], numbers: list[int]) -> Any:
+        """How the run on these inputs, which lie behind these leaves, can be made again (``native/cuts.h``).  Else
+        None.
+        """
+        found = self._ready(inputs)
+        return None if found is None else found[0].route(data, numbers, found[1])
+
+    def _ready(self, inputs: list[Any]) -> tuple[Any, tuple[int, ...]] | None:
         ready = getattr(self.function, "ready", None)
         found = None if ready is None or self.to_check == CHECKED_RUNS or settings.check else ready(inputs)
         if found is None:
@@ -172,7 +183,7 @@ class Guard:
             specs = [self.computation.graph.outputs[number].spec for number in copied]
             if any(spec.stride != contiguous_stride(spec.size) for spec in specs):
                 return None
-        return compiled.job(inputs, threads, tuple(copied))
+        return compiled, tuple(copied)
 
     def _take_over(self, failed: errors.BackendFailed, error: Any, inputs: tuple[Any, ...]) -> list[Any]:
         """After a failure: find out whose it is, and give the interpreter's results if they are to be taken."""

@@ -74,7 +74,7 @@ def _split(name: str) -> tuple[str, str]:
 def _parts() -> dict[str, Any]:
     """What the compiled path works on: the very objects that the Python kernels do."""
     names = ("State", "ViewedState", "ViewState", "FRESH", "fresh", "numbers", "leaf_data", "leaf_states")
-    functions = ("sweep", "make", "make_view", "write", "value_of_state")
+    functions = ("dead", "make", "make_view", "write", "value_of_state")
     parts = {name: getattr(storage, name) for name in (*names, *functions)}
     return parts | {
         "Value": ir.Value,
@@ -104,6 +104,8 @@ def _parts() -> dict[str, Any]:
         "live": storage.live,
         "effects": storage.effects,
         "data_of": fallback.data_of,
+        "data_in": fallback.data_in,
+        "Computation": cut.Computation,
         "Failure": Failure,
     }
 

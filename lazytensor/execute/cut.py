@@ -19,7 +19,7 @@ from lazytensor.backend.contract import Failure, Guard
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
 from lazytensor.execute import ahead
-from lazytensor.execute.cores import Share
+from lazytensor.execute.cores import Share, fixed
 from lazytensor.execute.pipeline import pipeline
 from lazytensor.inspect import events
 from lazytensor.trace import ir, record, storage
@@ -46,6 +46,7 @@ class Computation:
         "number",
         "numbers",
         "replaced",
+        "route",
         "run",
         "runs",
         "share",
@@ -68,6 +69,7 @@ class Computation:
         self.runs = 0
         self.compile_seconds = 0.0
         self.info: events.Known | None = None  # what the ledgers know of it
+        self.route: Any = None  # how compiled code runs it on the thread that cuts, once it has (see _made_again)
 
     def __getattr__(self, name: str) -> Any:
         """What is not there yet."""
@@ -158,6 +160,8 @@ def cut(cause: str = "sync", wait: bool = False) -> None:
 
 def _run_pending(cause: str, wait: bool) -> None:
     global hits, misses
+    if _again is not None and _made_again(cause, wait):
+        return
     report_failures()
     started = time.perf_counter()
     storage.adopt()
@@ -192,7 +196,7 @@ def _run_pending(cause: str, wait: bool) -> None:
         events.on_miss(computation, cause)
     else:
         hits += 1
-        if hits == look_at:
+        if 0 < look_at <= hits:
             look()  # noqa: F821  (set by the layer above)
         if len(computations) > settings.cache_size // 2:  # order matters only when something may have to go
             computations[key] = computations.pop(key)
@@ -220,9 +224,10 @@ def _run_pending(cause: str, wait: bool) -> None:
     if pipeline.under_way:
         settle()
     inputs = [now(data) for data in inputs]
+    _keep_settled(computation.data)
     try:
         if events.take_over is None and profiled is None:
-            results = _run_here(computation.run, inputs, brief)
+            results = _run_here(computation, inputs, brief)
         else:
             results = events.run_watched(computation, inputs)
     except BaseException as error:
@@ -230,6 +235,48 @@ def _run_pending(cause: str, wait: bool) -> None:
         raise
     timing.execute = time.perf_counter() - before
     _finish(cause, computation, results, states, views, hit, started, timing)
+
+
+def _made_again(cause: str, wait: bool) -> bool:
+    """Make a cut that compiled code has run on this thread before, all of it in C++ (``native/cuts.h``).
+
+    A program that reads a value many times in a step has many cuts of few operations, and what is done about each of
+    them takes as long as they do.  Whatever is not as usual is left to the long way, before anything has happened.
+    """
+    global _brief, hits, last
+    if events.guard is not None or events.take_over is not None or ahead.on is not None:
+        return False
+    if memory.in_use or _check.value or pipeline.failures or len(computations) > _cache_size.value // 2:
+        return False
+    backend = registry.current()
+    apart = backend.asynchronous and _background.value
+    wait = wait or cause not in _UNHURRIED
+    sure = not apart or _habit.is_sure(backend, wait)
+    if events.profiling() or not (pipeline.resting if sure else _brief and not pipeline.under_way and not fixed()):
+        return False
+    started = time.perf_counter()
+    done = _again(backend, computations, not sure)  # type: ignore[misc]
+    if done is None:
+        _brief = False
+        return False
+    timing = CutTiming()
+    computation, timing.outputs, timing.collect, timing.execute, timing.install = done
+    hits += 1
+    if 0 < look_at <= hits:
+        look()  # noqa: F821  (set by the layer above)
+    computation.runs += 1
+    pipeline.ran_elsewhere = True
+    last = timing
+    if apart:
+        _habit.at_once(backend, wait, 0)
+    events.on_cut(cause, computation, True, started, timing, None)
+    return True
+
+
+_check, _cache_size, _background = (settings._ALL[name] for name in ("check", "cache_size", "run_in_background"))
+# A whole cut in C++, by the route of its computation, for brief ones only or for all; None where there is none.
+_again: Callable[[Backend, dict[tuple[Any, ...], Computation], bool], tuple[Any, ...] | None] | None = None
+_brief = False  # whether the last cut that ran on this thread did because it is brief
 
 
 def collect() -> tuple[list[Any], list[ViewState], list[ir.Value], list[int | None]]:
@@ -286,13 +333,29 @@ def _finish(
         _raise(failures)
 
 
-def _run_here(function: Callable[..., list[Any]], inputs: list[Any], alone: bool) -> list[Any]:
+def _run_here(computation: Computation, inputs: list[Any], alone: bool) -> list[Any]:
     """Run a cut on this thread; compiled code without the layers around it, if it can be, on one core or all."""
+    global _brief
+    function: Any = computation.run
     if function.__class__ is Guard:
-        job = function.job(inputs, int)  # type: ignore[attr-defined]
+        job = function.job(inputs, int)
         if job is not None and (job.run_alone() if alone else job.run()):
+            if _again is not None:
+                route = function.route(inputs, computation.data, computation.numbers)
+                computation.route = None if route is None else (*route, alone)
+                _brief = alone
             return job.results()  # type: ignore[no-any-return]
-    return function(*inputs)
+    return function(*inputs)  # type: ignore[no-any-return]
+
+
+def _keep_settled(leaves: list[int]) -> None:
+    """Let the states of these leaves have what earlier cuts in the background made for them, not its futures."""
+    for number in leaves:
+        data = storage.leaf_data[number]
+        if data.__class__ is Future and data.error is None:
+            state = storage.leaf_states[number]()
+            if state is not None and state.data is data:
+                state.data = now(data)
 
 
 def _graph(values: list[ir.Value], replaced: list[int | None]) -> Graph:
@@ -378,6 +441,10 @@ class _Habit:
         self.reads = 0
         self.steps = 0
 
+    def is_sure(self, backend: Backend, wait: bool) -> bool:
+        """Whether :meth:`at_once` will say so, whatever the size of the cut."""
+        return backend is self.backend and self.steps >= self.SURE and (wait or self.reads >= self.MANY)
+
     def at_once(self, backend: Backend, wait: bool, operations: int) -> bool:
         """Whether to run this cut, of so many operations, on the thread that made it."""
         if backend is not self.backend:
@@ -461,8 +528,13 @@ _renumber = renumber  # or the same in C++
 
 def use_compiled(extension: Any) -> None:
     """Let C++ do what a cut does for each state (``native/recorder.cpp``), as it is done here."""
-    global _collect, _installed, _renumber
-    _collect, _installed, _renumber = extension.collect, extension.install_results, extension.forget
+    global _again, _collect, _installed, _renumber
+    _again, _collect, _installed, _renumber = (
+        extension.again,
+        extension.collect,
+        extension.install_results,
+        extension.forget,
+    )
 
 
 def _raise(failures: list[Failure]) -> None:

@@ -28,8 +28,12 @@ _said: set[tuple[str, str, int]] = set()
 
 def data_of(tensor: torch.Tensor, cause: str) -> torch.Tensor:
     """The CPU data that an ltc tensor sees, after everything pending has run.  The caller must not write into it."""
-    state = storage.state_of(tensor)
-    base = state.base if isinstance(state, storage.ViewState) else state
+    return data_in(storage.state_of(tensor), cause)
+
+
+def data_in(state: storage.State | storage.ViewState, cause: str) -> torch.Tensor:
+    """The same for the state that a tensor looks at."""
+    base: Any = state.base if state.__class__ is storage.ViewState else state
     if base.value is not None and not base.value.leaf:
         cutting.cut(cause)
     data = base.data

@@ -26,7 +26,19 @@ from lazytensor.backend import compiler, diskcache
 
 log = logging.getLogger("lazytensor")
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp", "arena.cpp"))
-_PARTS = ("objects.h", "cells.h", "states.h", "arguments.h", "lines.h", "births.h", "cuts.h", "guard.h", "arena.h")
+_PARTS = (
+    "objects.h",
+    "cells.h",
+    "states.h",
+    "arguments.h",
+    "lines.h",
+    "births.h",
+    "cuts.h",
+    "guard.h",
+    "wholes.h",
+    "jobs.h",
+    "arena.h",
+)
 _HEADERS = tuple(Path(__file__).with_name(name) for name in _PARTS)
 LIBRARY = "native.so"
 

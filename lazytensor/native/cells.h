@@ -223,6 +223,16 @@ bool see(const c10::TensorImpl* tensor, Sight& sight) {
   return false;
 }
 
+// The State of a tensor that sees all of a storage with data that was not used since the last cut; none if it is not such a
+// tensor, or if Python has to say.
+PyObject* unused_data(const c10::TensorImpl* tensor) {
+  Cell* cell = cell_of(tensor);
+  if (cell == nullptr || cell->state == nullptr || cell->whole == nullptr || Py_TYPE(cell->state) == model.ViewState) return nullptr;
+  bool has_data = absent(slot(cell->state, model.state_value)) && absent(slot(cell->state, model.state_error)) &&
+                  !absent(slot(cell->state, model.state_data)) && slot(cell->state, model.state_spec) == cell->whole->spec;
+  return has_data && looks_like(tensor, cell->whole) ? cell->state : nullptr;
+}
+
 // --- changes ---------------------------------------------------------------------------------------------------------
 
 // Free the cells whose storages have died, and forget those that Python takes care of.

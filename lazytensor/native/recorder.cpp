@@ -68,7 +68,7 @@ class Recorder final : public c10::OperatorKernel {
     if (!pthread_equal(pthread_self(), owner)) {  // two threads record: the Python kernels can take a lock
       enabled = false;
       wait_for_owner();
-    } else if (found(stack) || recorded(stack)) {
+    } else if (found(stack) || (made_leaves(stack) && found(stack)) || recorded(stack)) {
       return;
     }
     python.callBoxed(op, keys, stack);
@@ -255,6 +255,39 @@ class Recorder final : public c10::OperatorKernel {
     }
     lifted.resize(before);
     return false;
+  }
+
+  // Make leaves of the arguments that are data and were not used since the last cut: what most calls lack after one.  Whether
+  // that was all that a call lacked.
+  bool made_leaves(Stack* stack) const {
+    if (kind == Kind::Mutable) return false;
+    Call call{stack, stack->size() - arguments.size(), 0};
+    c10::SmallVector<PyObject*, 4> states;
+    auto add = [&](const c10::IValue& value) {
+      if (value.isNone()) return true;
+      const at::Tensor& tensor = value.toTensor();
+      Sight sight;
+      if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || see(tensor.unsafeGetTensorImpl(), sight))
+        return true;
+      PyObject* state = unused_data(tensor.unsafeGetTensorImpl());
+      if (state == nullptr) return false;
+      if (std::find(states.begin(), states.end(), state) == states.end()) states.push_back(state);
+      return true;
+    };
+    pybind11::gil_scoped_acquire gil;  // without it states and cells are safe to look at only `inside`
+    for (size_t i = 0; i < arguments.size(); i++) {
+      const c10::IValue& value = call.at(i);
+      if (arguments[i].form == Form::Tensor) {
+        if (!add(value)) return false;
+      } else if (arguments[i].form == Form::Tensors && !value.isNone()) {
+        if (!value.isList()) return false;
+        for (const c10::IValue& item : value.toListRef())
+          if (!add(item)) return false;
+      }
+    }
+    for (PyObject* state : states)
+      if (leaf(state).p == nullptr) return false;
+    return !states.empty();
   }
 
   // Put the results of a known call on the stack; false, and nothing done, if Python is needed for that.
@@ -657,7 +690,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.specs = get("specs");
   model.aliased = get("aliased");
   model.number_leaf = get("number_leaf");
-  model.sweep = get("sweep");
+  model.dead = get("dead");
   model.make = get("make");
   model.make_view = get("make_view");
   model.write = get("write");
@@ -681,6 +714,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.live = get("live");
   model.effects = get("effects");
   model.data_of = get("data_of");
+  model.data_in = get("data_in");
   model.Failure = get("Failure");
   model.most_fresh = PyLong_AsSsize_t(get("FRESH"));
   model.state_value = offset_of(model.State, "value");
@@ -696,6 +730,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.reals = row(PyFloat_Type);
   model.integers = row(PyLong_Type);
   model.booleans = row(PyBool_Type);
+  model.computation_route = offset_of(type("Computation"), "route");
   model.value_leaf = offset_of(model.Value, "leaf");
   model.value_index = offset_of(model.Value, "index");
   model.value_spec = offset_of(model.Value, "spec");
@@ -785,6 +820,8 @@ PyMethodDef methods[] = {
     {"state", state, METH_O, "The state of a storage that C++ knows, or None."},
     {"view", view, METH_O, "The state of a tensor's view that C++ made, or None."},
     {"collect", collect, METH_NOARGS, "What waits for a value: states, views, values, data leaves."},
+    {"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(again)), METH_FASTCALL,
+     "Run everything pending by a known way; None, and nothing done, if there is none."},
     {"install_results", install_results, METH_VARARGS, "Let states have their results; False if one is a failure."},
     {"forget", forget, METH_O, "Begin a new trace."},
     {"calls_found", [](PyObject*, PyObject*) -> PyObject* { return PyLong_FromSize_t(calls_found); }, METH_NOARGS,

@@ -20,6 +20,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "arena.h"
+#include "jobs.h"
 
 namespace {
 
@@ -379,6 +380,19 @@ std::shared_ptr<Code> make_code(const std::string& path, std::vector<size_t> ret
 }
 
 }  // namespace
+
+bool run_here(PyObject* code, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& results, bool alone) {
+  Job job;
+  job.code = py::cast<std::shared_ptr<Code>>(py::handle(code));
+  job.inputs.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) job.inputs.push_back({input, nullptr, 0});
+  {
+    py::gil_scoped_release release;
+    if (!(alone ? run_alone(job) : job.run())) return false;
+  }
+  results = std::move(job.results);
+  return true;
+}
 
 void add_runner(PyObject* to) {
   auto module = py::reinterpret_borrow<py::module_>(to);

@@ -47,9 +47,21 @@ Ref geometry(const at::Tensor& tensor, int device) {
   return Ref(ok(PyTuple_Pack(6, size.p, stride.p, offset.p, dtype, index.p, bits.p)));
 }
 
+// Let go of the fresh states that no tensor holds, and hold the others weakly; as storage.sweep.
+void sweep() {
+  Py_ssize_t seen = 0;
+  for (; seen < PyList_GET_SIZE(model.fresh); seen++) {
+    PyObject* state = PyList_GET_ITEM(model.fresh, seen);
+    if (Py_REFCNT(state) == 1) continue;
+    Ref weak(ok(PyWeakref_NewRef(state, model.dead)));
+    ok(PyDict_SetItem(model.live, weak.p, Py_None));
+  }
+  ok(PyList_SetSlice(model.fresh, 0, seen, nullptr));
+}
+
 void track(PyObject* state) {
   ok(PyList_Append(model.fresh, state));
-  if (PyList_GET_SIZE(model.fresh) > model.most_fresh) Ref(ok(PyObject_CallNoArgs(model.sweep)));
+  if (PyList_GET_SIZE(model.fresh) > model.most_fresh) sweep();
 }
 
 // The State of a cell, made if there is none.

@@ -72,12 +72,25 @@ class Compiled:
         if extension is None:
             return None
         floats, ints = [inputs[i] for i in self.floats], [inputs[i] for i in self.ints]
+        return extension.Job.of(self._code(extension, copied), inputs, self.data_count, floats, ints, threads())
+
+    def route(self, data: list[int], numbers: list[int], copied: tuple[int, ...]) -> Any:
+        """The code and the leaves that it takes, by which ``native/cuts.h`` runs it; None if its numbers have to be
+        compared before each run.
+        """
+        extension = native.extension()
+        if extension is None or self.baked:
+            return None
+        floats, ints = (tuple([numbers[i - self.data_count] for i in row]) for row in (self.floats, self.ints))
+        return self._code(extension, copied), tuple(data), floats, ints
+
+    def _code(self, extension: Any, copied: tuple[int, ...]) -> Any:
         code = self._codes.get(copied)
         if code is None:
             replaced = list(self.replaces.items())
             extension.open_arena(settings.keep_bytes)
             code = self._codes[copied] = extension.Code(self.path, self.returned, replaced, list(copied))
-        return extension.Job.of(code, inputs, self.data_count, floats, ints, threads())
+        return code
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the compiled graph."""
