@@ -119,8 +119,9 @@ def compiled_before(file: str, cut: int | None = None) -> bool:
     With the number of a cut: whether one was, or may have been, that was first cut there.  A program cuts in the same
     order again, so if none was, that cut will find nothing.
     """
-    if cut is None:
-        return _was_there(_mark_of(file))
+    again = _was_there(_mark_of(file))
+    if cut is None or not again:
+        return again
     return _was_there(_mark_of(file, cut)) or _was_there(_mark_of(file, _ANY))
 
 

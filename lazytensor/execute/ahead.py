@@ -39,6 +39,7 @@ on: bool | None = None  # whether this trace is run ahead; None: it has no new o
 _young: dict[Value, torch.Tensor] = {}  # what was made, since the last look at who can see it
 _old: dict[Value, torch.Tensor] = {}  # and before
 _young_bytes = 0
+_AGAIN = 64  # ops that are run again, at most, where one value is missing
 _seconds = 0.0  # spent on the ops of this trace here
 
 
@@ -55,7 +56,7 @@ def run(op: Op, args: tuple[Any, ...]) -> Any:
     for value in values_in(args):
         found = _data(value)
         if found is None:
-            found = _made_again(value)
+            found = _made_again(value, _AGAIN)
         if found is None:
             stop()
             return None
@@ -88,12 +89,15 @@ def keep(outputs: tuple[Value | None, ...], result: Any) -> None:
 # Replaced where there is a compiled recorder, which runs most new ops and makes their nodes (``native/births.h``).
 switched: Callable[[int | None], None] = lambda bytes_before_a_look: None  # noqa: E731
 _compiled_seconds: Callable[[], float] = lambda: 0.0  # noqa: E731
+_newborn: Callable[[Value], torch.Tensor | None] = lambda value: None  # noqa: E731  (what was made there)
+_hand_over: Callable[[], None] = lambda: None  # noqa: E731  (and let it be in `_young`)
 
 
 def use_compiled(extension: Any) -> None:
     """Let C++ run new ops as they are recorded, while that is wanted."""
-    global switched, _compiled_seconds
+    global switched, _compiled_seconds, _newborn, _hand_over
     switched, _compiled_seconds = extension.run_ahead, extension.ahead_seconds
+    _newborn, _hand_over = extension.newborn, extension.hand_over
 
 
 def spent() -> float:
@@ -117,7 +121,7 @@ def results(values: list[Value]) -> list[torch.Tensor] | None:
     for value in values:
         tensor = _data(value)
         if tensor is None:
-            tensor = _made_again(value)
+            tensor = _made_again(value, 1)
         if tensor is None:
             return None
         found.append(tensor)
@@ -190,27 +194,28 @@ def _data(value: Value) -> torch.Tensor | None:
             found = storage.leaf_data[value.node.args[1]]
             if found.__class__ is Future:
                 found = found.now() if found.run.has_run() and found.error is None else None
+        elif found is None:
+            found = _newborn(value)
     return found if isinstance(found, torch.Tensor) else None
 
 
-def _made_again(value: Value) -> torch.Tensor | None:
+def _made_again(value: Value, most: int) -> torch.Tensor | None:
     """The data of a value that was recorded by a hit, or that nobody could see for a while, from that of its node's
-    arguments; a view's also by way of other views, which cost nothing to make.
+    arguments, which are made again first where theirs is gone too.  Views cost nothing to make; so many other ops may.
     """
-    chain = [value]
-    while (parent := _viewed(chain[-1])) is not None and _data(parent) is None:
-        chain.append(parent)
-    found = None
-    for each in reversed(chain):
-        found = _made_from_inputs(each)
-        if found is None:
+    missing = [value]
+    most -= not value.node.op.view
+    while missing and most >= 0:
+        each = missing[-1]
+        before = [] if each.leaf else [v for v in each.node.inputs if _data(v) is None]
+        if before:
+            missing += before
+            most -= sum(not v.node.op.view for v in before)
+        elif _data(each) is not None or _made_from_inputs(each) is not None:
+            missing.pop()
+        else:
             return None
-    return found
-
-
-def _viewed(value: Value) -> Value | None:
-    node = value.node
-    return node.inputs[0] if node.op.view and node.inputs else None
+    return None if missing else _data(value)
 
 
 def _made_from_inputs(value: Value) -> torch.Tensor | None:
@@ -261,6 +266,7 @@ def look() -> None:
     global _young_bytes
     storage.adopt()
     storage.sweep()
+    _hand_over()
     states = [reference() for reference in list(storage.live)]
     seen = {state.value for state in states if state is not None}
     for value in [value for value in _old if not _is_seen(value, seen)]:

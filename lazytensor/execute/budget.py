@@ -37,7 +37,7 @@ def check(entry: Any) -> None:
     _enforce(entry, sum(part.spec.nbytes for part in ir.values_in(_parts(entry))))
 
 
-_SELDOM = 32  # operations after which the compiled recorder asks in any case: a bound may have been changed
+_SELDOM = 128  # operations after which the compiled recorder asks in any case: a bound may have been changed
 
 
 def room(entry: Any, made: int) -> tuple[int, int]:

@@ -19,7 +19,6 @@
 
 namespace {
 
-bool ahead = false;         // whether new ops are run as they are recorded
 double ahead_seconds = 0;   // that the ops of this trace took
 int64_t young_bytes = 0;    // made since it was last looked at who can see it
 int64_t most_young = 0;     // before it is
@@ -28,9 +27,21 @@ int unchecked = 0;            // nodes, likewise
 int64_t room_bytes = 0;       // how much of both there may be before it has to be
 int room = 0;
 
+// What was made by value, as ahead._young, without Python objects: most of it is dropped before anybody asks.  Holds the values.
+ska::flat_hash_map<PyObject*, at::Tensor> newborn;
+constexpr int64_t SMALL = 16 << 10;  // bytes; so little is kept when nobody sees it: the same op may be recorded once more
+
+void forget_newborn() {
+  for (auto& [value, data] : newborn) Py_DECREF(value);
+  newborn.clear();
+}
+
 // A trace is run ahead from now on, or no longer.
 void switch_ahead(bool on, int64_t bytes) {
   ahead = on;
+  forget_newborn();
+  holders.clear();
+  unseen.clear();
   most_young = bytes;
   young_bytes = unchecked_bytes = 0;
   unchecked = room = 0;
@@ -40,9 +51,34 @@ void switch_ahead(bool on, int64_t bytes) {
 
 // --- running ---------------------------------------------------------------------------------------------------------
 
+int64_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
+
+// Drop the data that no tensor can see any more, so that what is made next has its memory, which is in the caches.
+void drop_unseen() {
+  for (PyObject* value : unseen) {
+    if (holders.count(value) > 0) continue;  // recorded once more
+    auto place = newborn.find(value);
+    if (place != newborn.end()) {
+      int64_t bytes = bytes_of(place->second);
+      if (bytes < SMALL) continue;
+      if (slot(slot(slot(value, model.value_node), model.node_op), model.op_view) != Py_True) young_bytes -= bytes;
+      newborn.erase(place);
+      Py_DECREF(value);
+      continue;
+    }
+    for (PyObject* rest : {model.young, model.old}) {
+      PyObject* data = PyDict_GetItem(rest, value);
+      if (data != nullptr && bytes_of(THPVariable_Unpack(data)) >= SMALL) ok(PyDict_DelItem(rest, value));
+    }
+  }
+  unseen.clear();
+}
+
 // The data of a value, if it is there; as execute.ahead._data.
 const at::Tensor& data_of(PyObject* value) {
   if (Py_TYPE(value) != model.Value || PyLong_AsLong(slot(slot(value, model.value_spec), model.spec_device)) != 0) throw Leave();
+  auto place = newborn.find(value);
+  if (place != newborn.end()) return place->second;
   PyObject* found = PyDict_GetItem(model.young, value);
   if (found == nullptr) found = PyDict_GetItem(model.old, value);
   if (found == nullptr && slot(value, model.value_leaf) == Py_True) {
@@ -75,9 +111,20 @@ c10::IValue on_cpu(Form form, const c10::IValue& value, PyObject* canonical) {
   return list;
 }
 
+// Whether an op takes so little data that it is done before the interpreter's lock could be handed over and back.
+bool is_brief(const Stack& stack) {
+  int64_t bytes = 0;
+  for (const c10::IValue& each : stack) {
+    if (each.isList()) return false;
+    if (each.isTensor() && each.toTensor().defined()) bytes += bytes_of(each.toTensor());
+  }
+  return bytes < SMALL;
+}
+
 // Run an op on the CPU, where neither autograd nor autocast of the program reach it.
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
-  pybind11::gil_scoped_release release;
+  std::optional<pybind11::gil_scoped_release> release;
+  if (!is_brief(*stack)) release.emplace();
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto start = std::chrono::steady_clock::now();
@@ -182,9 +229,9 @@ PyObject* set_outputs(PyObject* node, const std::vector<at::Tensor>& made, bool 
       continue;
     }
     Ref value = new_value(node, i, spec_of(made[i], looks[i]));
-    Ref shell(ok(THPVariable_Wrap(made[i])));
-    ok(PyDict_SetItem(model.young, value.p, shell.p));
-    int64_t bytes = made[i].numel() * static_cast<int64_t>(made[i].element_size());
+    auto [place, is_new] = newborn.insert_or_assign(value.p, made[i]);
+    if (is_new) Py_INCREF(value.p);
+    int64_t bytes = bytes_of(made[i]);
     if (!view) young_bytes += bytes;
     unchecked_bytes += bytes;
     PyTuple_SET_ITEM(outputs.p, i, value.release());
@@ -238,6 +285,23 @@ void look_at_young() {
   if (young_bytes <= most_young) return;
   young_bytes = 0;
   Ref(ok(PyObject_CallNoArgs(model.look)));
+}
+
+// hand_over(): let Python have what was made, in ahead._young.
+PyObject* hand_over(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  for (auto& [value, data] : newborn) ok(PyDict_SetItem(model.young, value, Ref(ok(THPVariable_Wrap(data))).p));
+  forget_newborn();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// newborn(value): its data, if it was made and not handed over yet; else None.
+PyObject* newborn_data(PyObject*, PyObject* value) {
+  HANDLE_TH_ERRORS
+  auto place = newborn.find(value);
+  return place == newborn.end() ? Py_NewRef(Py_None) : THPVariable_Wrap(place->second);
+  END_HANDLE_TH_ERRORS
 }
 
 // Ask whether what is pending, with this new table entry, is over the budget; may cut.

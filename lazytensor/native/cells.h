@@ -145,17 +145,44 @@ void destroy(Cell* cell) {
   delete cell;
 }
 
+// --- who sees what was run ahead (births.h); of the thread that records ------------------------------------------------
+
+bool ahead = false;                             // whether new ops are run as they are recorded
+ska::flat_hash_map<PyObject*, size_t> holders;  // values of such a trace -> how many storages have them, as far as C++ gave them
+std::vector<PyObject*> unseen;                  // values, also of views, that no storage has any more: to be compared, not read
+
+// A storage gets this value.
+void begin_to_hold(PyObject* value) {
+  if (ahead) holders[value]++;
+}
+
+// A storage has this value no more.
+void cease_to_hold(const Cell* cell, PyObject* value) {
+  if (!ahead || value == nullptr) return;
+  auto place = holders.find(value);
+  if (place == holders.end() || --place->second > 0) return;
+  holders.erase(place);
+  unseen.push_back(value);
+  if (cell == nullptr) return;
+  for (auto& view : cell->views)
+    if (view->over == value) unseen.push_back(view->value);
+}
+
 // The storage has died, in whichever thread.
 void storage_died(void* context) {
   Cell* cell = static_cast<Cell*>(context);
+  bool mine = pthread_equal(pthread_self(), owner);
   if (cell->state != nullptr) {
     if (!Py_IsInitialized()) return;
     pybind11::gil_scoped_acquire gil;
+    if (mine && Py_TYPE(cell->state) != model.ViewState) cease_to_hold(cell, slot(cell->state, model.state_value));
     Py_CLEAR(cell->state);
+  } else if (mine) {
+    cease_to_hold(cell, cell->value);
   }
   if (cell->listed) {
     cell->gone.store(true, std::memory_order_release);
-  } else if (pthread_equal(pthread_self(), owner)) {
+  } else if (mine) {
     destroy(cell);
   } else {
     std::lock_guard guard(orphans_lock);
@@ -263,6 +290,7 @@ Cell* new_cell(Known* known, const Result& result) {
   cell->known = known;
   known->users++;
   cell->value = result.value;
+  begin_to_hold(result.value);
   cell->whole = result.geometry;
   cell->listed = true;
   pending.push_back(cell);
@@ -273,6 +301,8 @@ void set_value(Cell* cell, Known* known, const Result& result) {
   known->users++;
   release(cell->known);
   cell->known = known;
+  begin_to_hold(result.value);
+  cease_to_hold(cell, cell->value);
   cell->value = result.value;
 }
 

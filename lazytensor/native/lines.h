@@ -19,6 +19,13 @@
 
 #include "objects.h"
 
+// PyFrame_GetVar came with 3.12; what stands in for it in 3.11 makes a dictionary of all locals, for every operation.
+#if PY_VERSION_HEX < 0x030C0000
+#define Py_BUILD_CORE
+#include <internal/pycore_frame.h>
+#undef Py_BUILD_CORE
+#endif
+
 namespace {
 
 using Place = std::array<uint64_t, 4>;
@@ -95,8 +102,16 @@ Frames frames(bool modules) {
   return found;
 }
 
-// The module that is called in a frame.
-Ref called(const Ref& frame) { return frame.p == nullptr ? Ref() : Ref(ok(PyFrame_GetVarString(as_frame(frame), "self"))); }
+// The module that is called in a frame: the first argument of Module._wrapped_call_impl.
+Ref called(const Ref& frame) {
+  if (frame.p == nullptr) return Ref();
+#if PY_VERSION_HEX < 0x030C0000
+  return Ref(Py_NewRef(as_frame(frame)->f_frame->localsplus[0]));
+#else
+  static PyObject* name = PyUnicode_InternFromString("self");
+  return Ref(ok(PyFrame_GetVar(as_frame(frame), name)));
+#endif
+}
 
 bool is_still(PyObject* weak, PyObject* object) {
   if (weak == nullptr) return object == nullptr;

@@ -68,8 +68,9 @@ class Recorder final : public c10::OperatorKernel {
     if (!pthread_equal(pthread_self(), owner)) {  // two threads record: the Python kernels can take a lock
       enabled = false;
       wait_for_owner();
-    } else if (found(stack) || (made_leaves(stack) && found(stack)) || recorded(stack)) {
-      return;
+    } else {
+      Words key;
+      if (found(stack, key) || (made_leaves(stack) && found(stack, key)) || recorded(stack, key)) return;
     }
     python.callBoxed(op, keys, stack);
   }
@@ -235,8 +236,8 @@ class Recorder final : public c10::OperatorKernel {
     return nullptr;
   }
 
-  // Whether this call has been seen and done what it did then.
-  bool found(Stack* stack) {
+  // Whether this call has been seen and done what it did then.  `key` becomes its words, or stays empty if they are not known.
+  bool found(Stack* stack, Words& key) {
     if (kind == Kind::Mutable) return false;
     struct Inside {
       Inside() { inside = true; }
@@ -245,13 +246,15 @@ class Recorder final : public c10::OperatorKernel {
     if (!enabled) return false;
     Call call{stack, stack->size() - arguments.size(), 0};
     size_t before = lifted.size();
-    Words key;
+    key.clear();
     if (words(call, key, PyList_GET_SIZE(model.numbers) + before)) {
       Known* known = find(key, hash_of(key));
       if (known != nullptr && made(call, known)) {
         calls_found++;
         return true;
       }
+    } else {
+      key.clear();
     }
     lifted.resize(before);
     return false;
@@ -337,7 +340,7 @@ class Recorder final : public c10::OperatorKernel {
 
   // --- with it
 
-  bool recorded(Stack* stack) {
+  bool recorded(Stack* stack, Words& key_words) {
     pybind11::gil_scoped_acquire gil;
     flush_numbers();
     Call call{stack, stack->size() - arguments.size(), PyList_GET_SIZE(model.numbers)};
@@ -356,17 +359,19 @@ class Recorder final : public c10::OperatorKernel {
       ok(PyList_SetSlice(model.numbers, call.lifted, PyList_GET_SIZE(model.numbers), nullptr));
       return false;
     }
-    finish(call, key.p, entry.p);
+    finish(call, key.p, entry.p, key_words);
     if (is_new && kind != Kind::View) check_budget(entry.p);
     return true;
   }
 
   // A call with its table entry, kept so that it is found without the lock next time, if that can be.  The caller releases it.
-  Known* remember(const Call& call, PyObject* key, PyObject* entry) {
-    Words key_words;
-    size_t before = lifted.size();
-    bool complete = words(call, key_words, call.lifted);
-    lifted.resize(before);
+  Known* remember(const Call& call, PyObject* key, PyObject* entry, Words& key_words) {
+    bool complete = !key_words.empty();
+    if (!complete) {  // to look the call up has made more of it known
+      size_t before = lifted.size();
+      complete = words(call, key_words, call.lifted);
+      lifted.resize(before);
+    }
     uint64_t hash = hash_of(key_words);
     Known* known = complete ? find(key_words, hash) : nullptr;
     if (known != nullptr) {
@@ -438,6 +443,7 @@ class Recorder final : public c10::OperatorKernel {
 
   // The entry of an op that is new, run on the data of its arguments.
   Ref born(Call& call, PyObject* key) {
+    drop_unseen();
     Stack stack;
     stack.reserve(arguments.size());
     for (size_t i = 0; i < arguments.size(); i++) {
@@ -505,7 +511,7 @@ class Recorder final : public c10::OperatorKernel {
     return arguments[i].has_default && arguments[i].default_value == call.at(i);
   }
 
-  void finish(Call& call, PyObject* key, PyObject* entry) {
+  void finish(Call& call, PyObject* key, PyObject* entry, Words& key_words) {
     Stack* stack = call.stack;
     switch (kind) {
       case Kind::Functional:
@@ -513,7 +519,7 @@ class Recorder final : public c10::OperatorKernel {
         struct Kept {
           Known* known;
           ~Kept() { release(known); }
-        } kept{remember(call, key, entry)};
+        } kept{remember(call, key, entry, key_words)};
         at::Tensor source = kind == Kind::View ? call.at(0).toTensor() : at::Tensor();
         push(call, kept.known, [&](const Result& result) {
           return kind == Kind::View ? make_view(source, kept.known, result) : make(kept.known, result);
@@ -521,7 +527,7 @@ class Recorder final : public c10::OperatorKernel {
         return;
       }
       case Kind::InPlace: {
-        Known* known = remember(call, key, entry);
+        Known* known = remember(call, key, entry, key_words);
         bool done = made(call, known);
         release(known);
         if (done) return;
@@ -770,6 +776,8 @@ PyObject* begin(PyObject*, PyObject* parts) {
 PyObject* forget_calls(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   for (Recorder* recorder : recorders) recorder->forget();
+  holders.clear();  // the tables that keep these values are emptied
+  unseen.clear();
   free_unused();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -801,6 +809,8 @@ PyMethodDef methods[] = {
     {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
     {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
     {"run_ahead", run_ahead, METH_O, "Run new ops as they are recorded, or leave them to Python."},
+    {"hand_over", hand_over, METH_NOARGS, "Let Python have what was made by ops that were run as they were recorded."},
+    {"newborn", newborn_data, METH_O, "What an op gave that was run as it was recorded, if Python does not have it; else None."},
     {"ahead_seconds", [](PyObject*, PyObject*) -> PyObject* { return PyFloat_FromDouble(ahead_seconds); }, METH_NOARGS,
      "How long the ops took that were run as they were recorded."},
     {"install_reader", [](PyObject*, PyObject*) -> PyObject* {

@@ -245,6 +245,8 @@ void write(const at::Tensor& tensor, PyObject* state, PyObject* value) {
   if (Py_TYPE(state) == model.State) {
     PyObject* old = slot(state, model.state_value);
     if (absent(old) || slot(old, model.value_leaf) == Py_True) track(state);
+    begin_to_hold(value);
+    cease_to_hold(cell_of(tensor.unsafeGetTensorImpl()), old);
     set_slot(state, model.state_value, value);
     return;
   }

@@ -233,7 +233,16 @@ def _names_like(wanted: str, count: int) -> list[str]:
     """The ops whose names begin like this, of the ``count`` that there are."""
     from lazytensor.trace.record import ops
 
-    return [name for name in ops if plain(name).startswith(wanted)]
+    mark = "::" + wanted
+    return [n for n, text in zip(ops, _squeezed(count), strict=True) if mark in text and plain(n).startswith(wanted)]
+
+
+@functools.cache
+def _squeezed(count: int) -> list[str]:
+    """The names of all ops as autograd nodes are named: in one go, since in the first step of a program it shows."""
+    from lazytensor.trace.record import ops
+
+    return "\n".join(ops).replace("_", "").lower().split("\n")
 
 
 def _members(key: tuple[Any, ...]) -> Iterable[Any]:

@@ -14,6 +14,7 @@ from torch import nn
 import lazytensor as lt
 from lazytensor.backend import diskcache
 from lazytensor.backend.reference import ReferenceBackend
+from lazytensor.device import recorder
 from lazytensor.execute import ahead, cut
 from lazytensor.inspect import events
 from lazytensor.trace import record, shapes
@@ -187,6 +188,7 @@ def test_what_nobody_can_see_is_dropped(backend: Counting) -> None:
     for i in range(60):
         y = x * float(i)
         y = y + y
+    ahead._hand_over()
     held = sum(t.nbytes for t in (*ahead._young.values(), *ahead._old.values()))
     assert held <= 3 * ahead.YOUNG_BYTES < 60 * 2 * x.nbytes
     lt.sync()
@@ -194,6 +196,53 @@ def test_what_nobody_can_see_is_dropped(backend: Counting) -> None:
     gc.collect()
     assert not ahead._young
     assert not ahead._old
+
+
+def test_data_goes_with_the_last_tensor_that_sees_it(backend: Counting) -> None:
+    if not recorder.in_use():
+        pytest.skip("only the compiled recorder knows at once")
+    big, small = torch.randn(1 << 13).to("ltc"), torch.ones(3).to("ltc")  # 32 kB
+    small = small.neg()  # by the Python kernel, which asks whether to run ahead
+    small = small.abs()
+    one, two = big.cos(), big.cos()  # one value
+    view = (big + 1).view(2, -1)[1:]  # sees all of its base's memory
+    del one
+    last = two.sin()
+    written = big.clone()
+    written.mul_(3)
+    again = small + 1
+    ahead._hand_over()
+    assert ops(ahead._young) == ["abs", "add", "add", "cos", "mul", "neg", "sin", "slice", "view"]
+    del two, view
+    again = small + 2
+    assert ops(ahead._young) == ["abs", "add", "mul", "neg", "sin"], "what is seen, and what is small"
+    lt.sync()
+    assert backend.runs == 0
+    del last, written, again
+
+
+def ops(made: dict[Any, torch.Tensor]) -> list[str]:
+    """The names of the ops that made these values."""
+    return sorted(value.node.op.name.partition("::")[2].partition(".")[0] for value in made)
+
+
+def test_what_was_dropped_is_made_again_where_it_is_recorded_again(backend: Counting) -> None:
+    x = torch.randn(1 << 13)
+
+    def mask(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().exp().cos()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        total = x
+        for i in range(4):
+            total = total + mask(x) * float(i)  # the mask is one value, whose data is dropped each time
+        return total
+
+    y = program(x.to("ltc"))
+    assert ahead.on
+    lt.sync()
+    assert backend.runs == 0
+    assert torch.equal(y.cpu(), program(x))
 
 
 def test_views_of_views_are_made_again_when_their_data_has_been_dropped(
