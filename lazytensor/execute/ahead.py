@@ -39,7 +39,6 @@ on: bool | None = None  # whether this trace is run ahead; None: it has no new o
 _young: dict[Value, torch.Tensor] = {}  # what was made, since the last look at who can see it
 _old: dict[Value, torch.Tensor] = {}  # and before
 _young_bytes = 0
-_AGAIN = 64  # ops that are run again, at most, where one value is missing
 _seconds = 0.0  # spent on the ops of this trace here
 
 
@@ -56,7 +55,7 @@ def run(op: Op, args: tuple[Any, ...]) -> Any:
     for value in values_in(args):
         found = _data(value)
         if found is None:
-            found = _made_again(value, _AGAIN)
+            found = _made_again(value)
         if found is None:
             stop()
             return None
@@ -121,7 +120,7 @@ def results(values: list[Value]) -> list[torch.Tensor] | None:
     for value in values:
         tensor = _data(value)
         if tensor is None:
-            tensor = _made_again(value, 1)
+            tensor = _made_again(value)
         if tensor is None:
             return None
         found.append(tensor)
@@ -199,23 +198,24 @@ def _data(value: Value) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
-def _made_again(value: Value, most: int) -> torch.Tensor | None:
+def _made_again(value: Value) -> torch.Tensor | None:
     """The data of a value that was recorded by a hit, or that nobody could see for a while, from that of its node's
-    arguments, which are made again first where theirs is gone too.  Views cost nothing to make; so many other ops may.
+    arguments; a view's also by way of other views, which cost nothing to make.
     """
-    missing = [value]
-    most -= not value.node.op.view
-    while missing and most >= 0:
-        each = missing[-1]
-        before = [] if each.leaf else [v for v in each.node.inputs if _data(v) is None]
-        if before:
-            missing += before
-            most -= sum(not v.node.op.view for v in before)
-        elif _data(each) is not None or _made_from_inputs(each) is not None:
-            missing.pop()
-        else:
+    chain = [value]
+    while (parent := _viewed(chain[-1])) is not None and _data(parent) is None:
+        chain.append(parent)
+    found = None
+    for each in reversed(chain):
+        found = _made_from_inputs(each)
+        if found is None:
             return None
-    return None if missing else _data(value)
+    return found
+
+
+def _viewed(value: Value) -> Value | None:
+    node = value.node
+    return node.inputs[0] if node.op.view and node.inputs else None
 
 
 def _made_from_inputs(value: Value) -> torch.Tensor | None:
