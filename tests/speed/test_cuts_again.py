@@ -39,8 +39,10 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     """Every graph is compiled at its first cut; counts the cuts that are made again."""
     if cut._again is None:
         pytest.skip("the compiled recorder has not been built")
+    lt.clear_cache()  # graphs of other tests: among many the order matters, which Python keeps
     counted = Counted(cut._again)
     monkeypatch.setattr(cut, "_again", counted)
+    monkeypatch.setattr(cut.memory, "in_use", False)  # another test's backend may have had memory of its own
     monkeypatch.setattr(cut, "_habit", cut._Habit())
     with lt.backend("inductor", wait=True):
         yield counted
