@@ -135,6 +135,7 @@ last = CutTiming()
 # When so many cuts were found, this is called; set by the layer that looks for functions to record as a whole.
 look_at = 0
 look: Callable[[], None]
+missed: Callable[[], None] = lambda: None  # noqa: E731  (and this, when one was not)
 
 
 def cuts_made() -> int:
@@ -194,6 +195,7 @@ def _run_pending(cause: str, wait: bool) -> None:
                 raise
             timing.compile = time.perf_counter() - before
         events.on_miss(computation, cause)
+        missed()
     else:
         hits += 1
         if 0 < look_at <= hits:

@@ -2,18 +2,21 @@
 
 A step that comes again and again is watched from one cut to the next by Python's own profiling hook, three times in the
 life of a program.  Of the calls that recorded many operations the outermost are tried; where one is refused, those that
-it made.
+it made.  Which were found is noted on disk by name, so a restarted program tries them after its first cut.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import sys
 import threading
 import types
 from typing import Any
 
 from lazytensor import settings
+from lazytensor.backend import diskcache
 from lazytensor.execute import cut
 from lazytensor.functions import whole
 from lazytensor.trace import source
@@ -23,6 +26,7 @@ MANY = (
 )
 LOOKS = (24, 200, 2_000)  # cuts that were found before a step is watched
 CUTS = 4  # that are watched each time
+MISSES = 4  # cuts of a new process after which the functions of the one before are looked for
 
 _tried: set[types.CodeType] = set()
 
@@ -70,7 +74,8 @@ _watch: _Watch | None = None
 def begin(extension: Any) -> None:
     """Look for such functions from now on; the compiled recorder is in use."""
     whole.native = extension
-    cut.look_at, cut.look = LOOKS[0], _look
+    whole.proven = _note
+    cut.look_at, cut.look, cut.missed = LOOKS[0], _look, _try_noted
 
 
 def _look() -> None:
@@ -120,26 +125,78 @@ def _try(calls: list[_Call]) -> None:
 class _Attempt:
     """One function that is tried, and what to do if it is refused."""
 
-    def __init__(self, function: types.FunctionType, call: _Call) -> None:
+    def __init__(self, function: types.FunctionType, call: _Call | None) -> None:
         self.call = call
         self.whole = whole.Whole(function, self.refused)
 
     def refused(self) -> None:
         """Try the functions that it calls, unless it was refused for what they share."""
-        if self.whole.reason != whole.GRADIENTS:
+        if self.call is not None and self.whole.reason != whole.GRADIENTS:
             _try(self.call.calls)
 
 
 def _function(call: _Call) -> types.FunctionType | None:
     """The function that has this code."""
-    found: Any = call.namespace
-    for part in call.code.co_qualname.split("."):
-        found = (
-            found.get(part) if isinstance(found, dict) else vars(found).get(part) if isinstance(found, type) else None
-        )
-    while found is not None and getattr(found, "__code__", None) is not call.code:
-        found = getattr(found, "__wrapped__", None)
-    if isinstance(found, types.FunctionType):
-        return found
+    for each in _named(call.namespace, call.code.co_qualname):
+        if each.__code__ is call.code:
+            return each
     owners = [each for each in gc.get_referrers(call.code) if isinstance(each, types.FunctionType)]
     return owners[0] if len(owners) == 1 and owners[0].__code__ is call.code else None
+
+
+def _named(namespace: dict[str, Any], name: str) -> list[types.FunctionType]:
+    """The function of this qualified name, and those that its decorators have put around it."""
+    found: Any = namespace
+    for part in name.split("."):
+        names = found if isinstance(found, dict) else vars(found) if isinstance(found, type) else {}
+        found = names.get(part)
+    functions = []
+    while isinstance(found, types.FunctionType):
+        functions.append(found)
+        found = getattr(found, "__wrapped__", None)
+    return functions
+
+
+# --- from one process to the next -------------------------------------------------------------------------------------
+
+
+def _key() -> str | None:
+    """The name under which this program's functions are noted."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if file is None else diskcache.key_of("whole functions", str(file))
+
+
+def _note() -> None:
+    """Note the functions that are known to be pure by now."""
+    key = _key()
+    if key is not None:
+        names = [[each.place[0], each.name] for each in whole.wholes if each.proofs]
+        diskcache.note(key, json.dumps(names))
+
+
+def _try_noted() -> None:
+    """After one of the first cuts of a process: try the functions that were found to be pure by the one before."""
+    if cut.misses >= MISSES:
+        cut.missed = _nothing
+    key = _key()
+    if key is None or not settings.whole_functions or not whole.native.enabled():
+        return
+    noted: set[tuple[str, str]] = set()
+    with contextlib.suppress(ValueError, TypeError):
+        noted = {(str(file), str(name)) for file, name in json.loads(diskcache.noted(key) or "[]")}
+    if not noted:
+        cut.missed = _nothing
+        return
+    files = {file for file, _ in noted}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path in files:
+            for name in [name for file, name in noted if file == path]:
+                for each in _named(vars(module), name):
+                    if each.__code__.co_filename == path and all(each is not known.function for known in whole.wholes):
+                        _tried.add(each.__code__)
+                        _Attempt(each, None)
+
+
+def _nothing() -> None:
+    pass

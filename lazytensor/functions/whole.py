@@ -37,6 +37,7 @@ TRIES = 8  # calls in a row that recorded something new or could not be remember
 
 native: Any = None  # the extension (lazytensor.native), once it is installed
 wholes: list[Whole] = []  # every function that was ever looked at
+proven: Callable[[], None] = lambda: None  # noqa: E731  (called when one was found to be pure)
 
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -298,6 +299,7 @@ class Whole:
             proof.table[(before.numbers, *values)] = results, numbers
             self.proofs.append(proof)
             self.unsuitable = 0
+            proven()
         except Unsuitable as reason:
             self._wait(str(reason))
         except Refused as reason:

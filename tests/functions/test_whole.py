@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -40,6 +43,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = recorder.module.enable(True)
     kept = list(whole.wholes)
     monkeypatch.setattr(cut, "look_at", 0)
+    monkeypatch.setattr(cut, "missed", lambda: None)
     watch.end()
     try:
         yield
@@ -549,6 +553,42 @@ def test_the_outermost_pure_function_that_records_much_is_found(monkeypatch: pyt
     assert rows["step"]["reason"] and rows["Deep.forward"]["reason"] is None
     assert rows["Deep.forward"]["calls"] >= 5 and "recorded as a whole" in str(report)
     assert torch.equal(ours.cpu(), step(model, x))
+
+
+PROGRAM = """
+import torch
+import lazytensor as lt
+from lazytensor.functions import whole
+
+def rollout(state):
+    for i in range(60):
+        state = torch.tanh(state) * 0.5
+    return state
+
+x = torch.ones(4, device="ltc")
+for step in range(STEPS):
+    y = rollout(x)
+    lt.sync(wait=True)
+print([(each.name, each.hits, each.reason) for each in whole.wholes], y.sum().item())
+"""
+
+
+def test_a_restarted_program_tries_what_was_found_before(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    extension = str(lt.settings.cache_directory())
+    said = []
+    for steps in (40, 6):
+        program.write_text(PROGRAM.replace("STEPS", str(steps)))
+        done = subprocess.run(
+            [sys.executable, str(program)],
+            env=os.environ | {"LAZYTENSOR_CACHE_DIR": extension, "LAZYTENSOR_BACKEND": "reference"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.append(done.stdout)
+    assert "('rollout', " in said[0] and said[1].startswith("[('rollout', 3, None)]"), said
+    assert said[0].split("]")[1] == said[1].split("]")[1]
 
 
 def test_nothing_is_looked_at_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
