@@ -15,6 +15,8 @@ import threading
 import types
 from typing import Any
 
+import torch
+
 from lazytensor import settings
 from lazytensor.backend import diskcache
 from lazytensor.execute import cut
@@ -69,19 +71,29 @@ class _Watch:
 
 
 _watch: _Watch | None = None
+_next_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+_sequence: int | None = None  # autograd's, at the cut before the first look
 
 
 def begin(extension: Any) -> None:
     """Look for such functions from now on; the compiled recorder is in use."""
     whole.native = extension
     whole.proven = _note
-    cut.look_at, cut.look, cut.missed = LOOKS[0], _look, _try_noted
+    cut.look_at, cut.look, cut.missed = LOOKS[0] - 1, _look, _try_noted
 
 
 def _look() -> None:
-    """A cut was found that is to be looked at: begin to watch, go on, or see what was found."""
-    global _watch
-    if _watch is None and _is_usual():
+    """A cut was found that is to be looked at: begin to watch, go on, or see what was found.
+
+    A program that makes gradients is watched at the last look only: most of what it does cannot be recorded as a whole,
+    and to watch it holds up its first steps.
+    """
+    global _sequence, _watch
+    if _sequence is None:
+        _sequence, cut.look_at = _next_sequence(), cut.hits + 1
+        return
+    learns = _next_sequence() != _sequence and cut.hits < LOOKS[-1]
+    if _watch is None and not learns and _is_usual():
         _watch = _Watch()
         sys.setprofile(_watch)
     if _watch is not None and _watch.left:
