@@ -117,23 +117,25 @@ class Frame:
     def For(self, statement: ast.For) -> None:
         for each in self.items(self.value(statement.iter)):
             self.assign(statement.target, each)
-            try:
-                self.run(statement.body)
-            except Break_:
+            if self.leaves(statement.body):
                 return
-            except Continue_:
-                continue
         self.run(statement.orelse)
 
     def While(self, statement: ast.While) -> None:
         while self.truth(statement.test):
-            try:
-                self.run(statement.body)
-            except Break_:
+            if self.leaves(statement.body):
                 return
-            except Continue_:
-                continue
         self.run(statement.orelse)
+
+    def leaves(self, body: list[ast.stmt]) -> bool:
+        """Run the body of a loop once; whether it leaves the loop."""
+        try:
+            self.run(body)
+        except Break_:
+            return True
+        except Continue_:
+            pass
+        return False
 
     # --- expressions
 

@@ -160,7 +160,6 @@ class _Before:
         self.cuts = cut.cuts_made()
         self.nodes = ir.nodes_made()
         self.effects = len(storage.effects)
-        self.leaves = len(storage.leaf_data)
 
     def lifted(self) -> list[Any]:
         """The numbers since then."""
@@ -251,6 +250,7 @@ class Whole:
             if len(proof.table) >= MOST_CALLS:
                 if self.hits < len(proof.table):
                     self.refuse("its values are new at every call")
+                    return result
                 proof.table.clear()
             try:
                 inputs = {each.untyped_storage()._cdata for each in proof.look(*args)}
@@ -271,6 +271,7 @@ class Whole:
         if len(self.proofs) >= MOST_PROOFS:
             if self.hits < TRIES:
                 self.refuse("what it reads is new at every call")
+                return result
             self.proofs.clear()
         numbers = before.lifted()
         leaves = len(storage.leaf_data)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,7 +19,7 @@ import lazytensor as lt
 from lazytensor.backend import compiler
 from lazytensor.device import recorder
 from lazytensor.execute import cut
-from lazytensor.functions import watch, whole
+from lazytensor.functions import whole
 from lazytensor.functions.whole import Whole
 
 pytestmark = [
@@ -35,24 +32,6 @@ pytestmark = [
 
 FACTOR = 2.0
 CALLED: list[Any] = []
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The compiled recorder in use, and no function of another test looked at."""
-    before = recorder.module.enable(True)
-    kept = list(whole.wholes)
-    monkeypatch.setattr(cut, "look_at", 0)
-    monkeypatch.setattr(cut, "missed", lambda: None)
-    watch.end()
-    try:
-        yield
-    finally:
-        watch.end()
-        for each in whole.wholes[len(kept) :]:
-            each.refuse("the test is over")
-        whole.wholes[:] = kept
-        recorder.module.enable(before)
 
 
 def calls(function: Callable[..., Any], *args: Any, times: int = 4, **kwargs: Any) -> Any:
@@ -465,6 +444,13 @@ def test_the_function_stays_what_it_is() -> None:
     assert any("x * y" in str(entry.statement) for entry in caught.traceback)
 
 
+class Deep(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(30):
+            x = torch.tanh(x) * i
+        return x
+
+
 @pytest.mark.parametrize("how", ["compiled", "in one graph", "traced", "exported"])
 def test_other_compilers_see_the_function_itself(how: str) -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 4)
@@ -522,80 +508,3 @@ def test_values_that_are_new_at_every_call_end_it(monkeypatch: pytest.MonkeyPatc
         lt.sync(wait=True)
     assert y.tolist() == [256.0] * 2
     assert made.reason == "its values are new at every call"
-
-
-# --- finding them -----------------------------------------------------------------------------------------------------
-
-
-def step(model: Any, x: Tensor) -> Tensor:
-    CALLED.append(x)  # so that this one cannot be it
-    CALLED.clear()
-    return model(x).sum()
-
-
-class Deep(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        for i in range(30):
-            x = torch.tanh(x) * i
-        return x
-
-
-def test_the_outermost_pure_function_that_records_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOKS", (cut.hits + 3,))
-    monkeypatch.setattr(cut, "look_at", cut.hits + 3)
-    model, x = Deep(), torch.randn(4)
-    for _ in range(20):
-        ours = step(model, x.to("ltc"))
-        lt.sync(wait=True)
-    assert sys.getprofile() is None
-    report = lt.whole_functions()
-    rows = {row["function"]: row for row in report.data}
-    assert rows["step"]["reason"] and rows["Deep.forward"]["reason"] is None
-    assert rows["Deep.forward"]["calls"] >= 5 and "recorded as a whole" in str(report)
-    assert torch.equal(ours.cpu(), step(model, x))
-
-
-PROGRAM = """
-import torch
-import lazytensor as lt
-from lazytensor.functions import whole
-
-def rollout(state):
-    for i in range(60):
-        state = torch.tanh(state) * 0.5
-    return state
-
-x = torch.ones(4, device="ltc")
-for step in range(STEPS):
-    y = rollout(x)
-    lt.sync(wait=True)
-print([(each.name, each.hits, each.reason) for each in whole.wholes], y.sum().item())
-"""
-
-
-def test_a_restarted_program_tries_what_was_found_before(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    extension = str(lt.settings.cache_directory())
-    said = []
-    for steps in (40, 6):
-        program.write_text(PROGRAM.replace("STEPS", str(steps)))
-        done = subprocess.run(
-            [sys.executable, str(program)],
-            env=os.environ | {"LAZYTENSOR_CACHE_DIR": extension, "LAZYTENSOR_BACKEND": "reference"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        said.append(done.stdout)
-    assert "('rollout', " in said[0] and said[1].startswith("[('rollout', 3, None)]"), said
-    assert said[0].split("]")[1] == said[1].split("]")[1]
-
-
-def test_nothing_is_looked_at_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOKS", (cut.hits + 3,))
-    monkeypatch.setattr(cut, "look_at", cut.hits + 3)
-    with lt.settings.scope(whole_functions=False):
-        for _ in range(12):
-            step(Deep(), torch.randn(4, device="ltc"))
-            lt.sync(wait=True)
-    assert not any(each.name == "step" for each in whole.wholes)
