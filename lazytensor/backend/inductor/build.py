@@ -174,11 +174,12 @@ _PREFIX = "#include <torch/csrc/inductor/cpp_prefix.h>"  # what it needs
 
 @contextlib.contextmanager
 def _fast_functions() -> Iterator[None]:
-    """Within this block vectors of floats have our ``exp`` and ``tanh``."""
+    """Within this block vectors of floats have our ``exp``, ``tanh`` and ``erf``."""
     from torch._inductor.codegen.cpp import CppVecOverrides
 
     ours: dict[str, Any] = {
         "exp": lambda x: f"{_NAMESPACE}::exp({x})",
+        "erf": lambda x: f"{_NAMESPACE}::erf({x})",
         "tanh": lambda x: f"{_NAMESPACE}::tanh({x})",
         "sigmoid": lambda x: f"decltype({x})(1) / (decltype({x})(1) + {_NAMESPACE}::exp({x}.neg()))",
     }
