@@ -137,6 +137,7 @@ class Guard:
             self.function = self._execute
         self.to_check = CHECKED_RUNS
         self.mends: dict[int, Spec] = {}  # results that need a copy
+        self.told = False  # whether the callable knows that its results pass
         self.trusted = False  # whether the reference interpreter has taken over
 
     def _execute(self, *inputs: Any) -> list[Any]:
@@ -174,15 +175,22 @@ class Guard:
 
     def _ready(self, inputs: list[Any]) -> tuple[Any, tuple[int, ...]] | None:
         ready = getattr(self.function, "ready", None)
-        found = None if ready is None or self.to_check == CHECKED_RUNS or settings.check else ready(inputs)
+        found = None if ready is None or settings.check else ready(inputs)
         if found is None:
             return None
+        if self.to_check == CHECKED_RUNS:
+            if self.function.passed_before is None:  # type: ignore[attr-defined]
+                return None
+            self.to_check = 0
         compiled, copied = found
         if copied or self.mends:
             copied = [*copied, *self.mends]
             specs = [self.computation.graph.outputs[number].spec for number in copied]
             if any(spec.stride != contiguous_stride(spec.size) for spec in specs):
                 return None
+        if not self.told:
+            self.told = True
+            self.function.passed(copied)  # type: ignore[attr-defined]
         return compiled, tuple(copied)
 
     def _take_over(self, failed: errors.BackendFailed, error: Any, inputs: tuple[Any, ...]) -> list[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,9 +30,22 @@ _trim = _find(None, "malloc_trim")
 _free_buffers = _find(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so", "mkl_serv_thread_free_buffers")
 
 
+class _Info(ctypes.Structure):
+    """What ``mallinfo2`` tells of the C library's heaps; ``fordblks`` are the free bytes."""
+
+    _fields_ = (("_", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
+
+
+_info: Any = _find(None, "mallinfo2")
+_info.restype = _Info
+WORTH = 8 << 20  # free bytes; less is asked for again soon, and every page of it would be a page fault
+
+
 def give_back() -> None:
-    """Return the free memory of every heap to the system.  Takes milliseconds: for turning points only."""
-    _trim(0)
+    """Return the free memory of every heap to the system, if it is much.  Takes milliseconds: at turning points."""
+    known = _info()
+    if not isinstance(known, _Info) or known.fordblks >= WORTH:
+        _trim(0)
 
 
 def leave_thread() -> None:

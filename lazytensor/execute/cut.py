@@ -456,8 +456,8 @@ class _Habit:
         else:
             self.steps = self.steps + 1 if self.reads >= self.MANY else 0
             self.reads = 0
-        if self.steps < self.SURE:
-            return wait and pipeline.resting and operations < self.LARGE
+        if self.steps < self.SURE:  # the other thread has not begun, and such a step gives it no reason to
+            return (wait or self.steps > 0) and pipeline.resting and operations < self.LARGE
         pipeline.rest()
         return True
 

@@ -28,6 +28,7 @@ namespace {
 
 constexpr size_t SMALL = 4096;       // bytes; less is made as usual
 constexpr size_t APART = 64;         // bytes; what PyTorch aligns memory to
+constexpr size_t WORTH = 8 << 20;    // free bytes; less is asked for again soon
 constexpr int MOST_MISSING = 4;      // allocations in a row that may fail to come
 constexpr int SETTLED[] = {20, 60};  // runs as planned, after which what came before them has left free memory
 constexpr int MOST_SURPRISES = 100;  // runs not as planned, then there is no plan
@@ -39,8 +40,12 @@ std::atomic<int> inside = 0;      // blocks that lie here
 
 thread_local Plan* running = nullptr;
 
+// As `give_back` in heap.py.
 void trim() {
 #ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
+  if (mallinfo2().fordblks < WORTH) return;
+#endif
   malloc_trim(0);
 #endif
 }

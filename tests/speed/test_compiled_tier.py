@@ -10,8 +10,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
+import lazytensor as lt
+from lazytensor.backend import diskcache
 from lazytensor.backend.inductor.build import no_compiler
+from lazytensor.backend.inductor.tiers import Tiered
 
 pytestmark = pytest.mark.skipif(no_compiler() is not None, reason="TorchInductor needs a C++ compiler")
 
@@ -125,6 +129,42 @@ def test_a_failed_compilation_is_reported_once_and_the_program_goes_on(tmp_path:
     assert {t[0] for t in found["tiers"]} == {"stays"}
     assert found["log"].count("stays on the first tier") == len(found["tiers"])
     assert found["losses"] < 1e-6
+
+
+@pytest.mark.skipif(not lt.settings.compiled_recorder, reason="LAZYTENSOR_COMPILED_RECORDER=0")
+def test_what_passed_its_checks_is_trusted_by_the_next_that_finds_it_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Tiered] = []
+    run_and_look = Tiered._run
+    monkeypatch.setattr(Tiered, "_run", lambda self, *args: (looked_at.append(self), run_and_look(self, *args))[1])
+
+    def program(device: str) -> list[object]:
+        rows: list[object] = []
+        x = torch.arange(6.0).reshape(2, 3).to(device)
+        for _ in range(3):
+            x.mul_(2).add_(1)
+            y = x.t().contiguous().t()
+            lt.sync(wait=True)
+            rows += [x.tolist(), y.tolist(), y.stride()]
+        return rows
+
+    def looks() -> int:
+        """How many runs Python has looked at, of a program that knows nothing yet but what is on disk."""
+        lt.clear_cache()
+        looked_at.clear()
+        assert program("ltc") == program("cpu")
+        return len(looked_at)
+
+    with lt.backend("inductor", wait=True):
+        looks()
+        tiered = lt.current_backend().graphs[-1]  # type: ignore[attr-defined]
+        if tiered.passed_before is None:
+            pytest.skip("the compiled runner has not been built")
+        key = tiered.key
+        assert looks() == 0
+        for broken in ('{"copied": [99]}', '{"copied": [0.5]}', '{"copied": "0"}', "[", "2", ""):
+            diskcache.note(key, broken)
+            assert looks() == 1, broken
+            assert looks() == 0, "what was looked at is kept"
 
 
 NUMBERS = """

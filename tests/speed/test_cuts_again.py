@@ -167,3 +167,19 @@ def test_numbers_are_those_of_this_step(again: Counted) -> None:
         lt.sync()
     assert again.made > 4 and kept.tolist() == [STEPS] * 4
     assert read == [4 * (number + part / 8) + 4 * number for number in range(STEPS) for part in range(4)]
+
+
+@pytest.mark.parametrize(("reads", "operations", "resting", "here"), [
+    (4, 10, True, True),
+    (3, 10, True, False),
+    (4, 100, True, False),
+    (4, 10, False, False),
+])  # fmt: skip
+def test_a_step_that_reads_much_does_not_start_the_other_thread(
+    reads: int, operations: int, resting: bool, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut.pipeline, "resting", resting)
+    habit, backend = cut._Habit(), lt.current_backend()
+    for _ in range(reads):
+        habit.at_once(backend, True, operations)
+    assert habit.at_once(backend, False, operations) is here
