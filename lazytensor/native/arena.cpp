@@ -40,11 +40,11 @@ std::atomic<int> inside = 0;      // blocks that lie here
 
 thread_local Plan* running = nullptr;
 
-// As `give_back` in heap.py.
-void trim() {
+// Give back what is free, if it is so much; as `give_back` in heap.py.
+void trim(size_t worth) {
 #ifdef __GLIBC__
 #if __GLIBC_PREREQ(2, 33)
-  if (mallinfo2().fordblks < WORTH) return;
+  if (mallinfo2().fordblks < worth) return;
 #endif
   malloc_trim(0);
 #endif
@@ -137,7 +137,7 @@ void Plan::end(bool completed) {
     while (next < events.size() && is_over(events[next])) next++;
     if (next < events.size()) mend();
     runs_planned++;
-    if (std::ranges::find(SETTLED, runs_planned) != std::end(SETTLED)) trim();
+    if (std::ranges::find(SETTLED, runs_planned) != std::end(SETTLED)) trim(0);
   }
   alive.clear();
   taken = false;
@@ -191,7 +191,7 @@ bool Plan::is_over(const Event& event) const {
 void Plan::learn() {
   size = lay_out(blocks);
   state = size <= reserved ? FOLLOW : NEVER;
-  trim();  // what this run has freed will not be asked for again
+  trim(WORTH);  // what this run has freed will not be asked for again
 }
 
 // The block that the plan waited for in vain, and those that are still there, have no place in it any more.
