@@ -137,7 +137,6 @@ class Guard:
             self.function = self._execute
         self.to_check = CHECKED_RUNS
         self.mends: dict[int, Spec] = {}  # results that need a copy
-        self.told = False  # whether the callable knows that its results pass
         self.trusted = False  # whether the reference interpreter has taken over
 
     def _execute(self, *inputs: Any) -> list[Any]:
@@ -188,8 +187,7 @@ class Guard:
             specs = [self.computation.graph.outputs[number].spec for number in copied]
             if any(spec.stride != contiguous_stride(spec.size) for spec in specs):
                 return None
-        if not self.told:
-            self.told = True
+        if self.function.passed_before is None:  # type: ignore[attr-defined]
             self.function.passed(copied)  # type: ignore[attr-defined]
         return compiled, tuple(copied)
 

@@ -148,9 +148,8 @@ class Tiered:
         when the program runs again, so this is kept: its first run then needs neither copies of what it replaces nor a
         look at its results.
         """
-        if self.passed_before != list(copied):
-            self.passed_before = list(copied)
-            self._learn(copied=self.passed_before)
+        self.passed_before = list(copied)
+        self._learn(copied=self.passed_before)
 
     def _learnt(self) -> dict[str, Any]:
         """What is known of the compiled code from running it."""
@@ -191,7 +190,7 @@ class Tiered:
         self.variants += 1
         if self.variants < _MOST_VARIANTS:
             self.state = COLD
-            self.compiled = self.mends = None
+            self.compiled = self.mends = self.passed_before = None
             return
         self.compiled = None
         self._stay("a number that is compiled as a constant keeps changing")
