@@ -119,15 +119,16 @@ def compiled_before(file: str, cut: int | None = None) -> bool:
     With the number of a cut: whether one was, or may have been, that was first cut there.  A program cuts in the same
     order again, so if none was, that cut will find nothing.
     """
-    again = _was_there(_mark_of(file))
+    folder = settings.cache_dir
+    again = _was_there(folder, file, None)
     if cut is None or not again:
         return again
-    return _was_there(_mark_of(file, cut)) or _was_there(_mark_of(file, _ANY))
+    return _was_there(folder, file, cut) or _was_there(folder, file, _ANY)
 
 
 @functools.cache
-def _was_there(path: Path) -> bool:
-    return path.exists()
+def _was_there(folder: str, file: str, cut: int | str | None) -> bool:
+    return _mark_of(file, cut).exists()
 
 
 def note(key: str, text: str) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger("lazytensor")
 class _Since:
     """What was new since the last cut.  The bytes are an upper bound: what has died is still counted."""
 
-    cuts = -1
+    cuts = (-1, -1)
     nodes = 0
     bytes = 0
 
@@ -50,7 +50,7 @@ def room(entry: Any, made: int) -> tuple[int, int]:
 
 def _enforce(entry: Any, made: int) -> int | None:
     """Cut if what is pending is over the budget; else how many operations are."""
-    cuts = cutting.hits + cutting.misses
+    cuts = (cutting.cuts_made(), cutting.cleared)
     if cuts != _Since.cuts:
         _Since.cuts, _Since.nodes, _Since.bytes = cuts, ir.nodes_made(), 0
     _Since.bytes += made

@@ -131,6 +131,7 @@ class CutTiming:
 computations: dict[tuple[Any, ...], Computation] = {}  # by the backend and the values
 hits = 0
 misses = 0
+cleared = 0  # how often both began anew
 last = CutTiming()
 # When so many cuts were found, this is called; set by the layer that looks for functions to record as a whole.
 look_at = 0
@@ -253,11 +254,11 @@ def _made_again(cause: str, wait: bool) -> bool:
     backend = registry.current()
     apart = backend.asynchronous and _background.value
     wait = wait or cause not in _UNHURRIED
-    sure = not apart or _habit.is_sure(backend, wait)
-    if events.profiling() or not (pipeline.resting if sure else _brief and not pipeline.under_way and not fixed()):
+    here = not apart or (pipeline.resting and _habit.is_likely(backend, wait))
+    if events.profiling() or not (pipeline.resting if here else _brief and not pipeline.under_way and not fixed()):
         return False
     started = time.perf_counter()
-    done = _again(backend, computations, not sure)  # type: ignore[misc]
+    done = _again(backend, computations, not here)  # type: ignore[misc]
     if done is None:
         _brief = False
         return False
@@ -271,7 +272,7 @@ def _made_again(cause: str, wait: bool) -> bool:
     last = timing
     if apart:
         _habit.at_once(backend, wait, 0)
-    events.on_cut(cause, computation, True, started, timing, None)
+    events.on_cut(cause, computation, True, started, timing, None, 3)  # from _run_pending, cut, and who asked for it
     return True
 
 
@@ -443,9 +444,9 @@ class _Habit:
         self.reads = 0
         self.steps = 0
 
-    def is_sure(self, backend: Backend, wait: bool) -> bool:
-        """Whether :meth:`at_once` will say so, whatever the size of the cut."""
-        return backend is self.backend and self.steps >= self.SURE and (wait or self.reads >= self.MANY)
+    def is_likely(self, backend: Backend, wait: bool) -> bool:
+        """Whether :meth:`at_once` will say so of a cut that ran here before, while the other thread rests."""
+        return backend is self.backend and (wait or self.reads >= self.MANY)
 
     def at_once(self, backend: Backend, wait: bool, operations: int) -> bool:
         """Whether to run this cut, of so many operations, on the thread that made it."""
@@ -572,9 +573,10 @@ def sweep() -> None:
 
 def clear() -> None:
     """Forget every compiled graph and every interned node.  What is pending stays pending."""
-    global hits, misses
+    global cleared, hits, misses
     computations.clear()
     hits = misses = 0
+    cleared += 1
     record.drop_nodes(set())
     ir.nodes_dropped(0)
 

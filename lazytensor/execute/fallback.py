@@ -16,6 +16,7 @@ import torch
 from lazytensor import errors
 from lazytensor.backend import memory
 from lazytensor.execute import cut as cutting
+from lazytensor.execute.pipeline import pipeline
 from lazytensor.inspect import events, metrics
 from lazytensor.trace import source, storage
 from lazytensor.trace.future import Future
@@ -39,7 +40,8 @@ def data_in(state: storage.State | storage.ViewState, cause: str) -> torch.Tenso
     data = base.data
     if data.__class__ is Future:
         data = events.wait_for(cause, base)
-    cutting.report_failures()
+    if pipeline.failures:
+        cutting.report_failures()
     if base.error is not None:
         raise errors.ValueLost(base.error)
     spec = state.spec

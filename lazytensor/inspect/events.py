@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -214,11 +215,13 @@ folded = Totals()
 # --- called by execute ----------------------------------------------------------------------------------------------
 
 
-def on_cut(cause: str, computation: Any, hit: bool, started: float, timing: Any, error: BaseException | None) -> None:
-    """A cut is done, or failed."""
+def on_cut(
+    cause: str, computation: Any, hit: bool, started: float, timing: Any, error: BaseException | None, inner: int = 1
+) -> None:
+    """A cut is done, or failed; the caller and so many frames around it are not the user's."""
     if not _diagnostics.value:
         return
-    frame = source.user_frame(sys._getframe(2))
+    frame = source.user_frame(sys._getframe(inner + 1))
     known = computation.info
     if known is None:
         known = _know(computation, cause, places.where(frame))
@@ -348,10 +351,10 @@ def reused(known: Known) -> Counter[str]:
     return Counter({op: n * known.runs - known.fresh[op] for op, n in known.ops.items()})
 
 
-def samples(cut: Cut) -> Iterable[tuple[str, float]]:
-    """The metrics that one cut gives a sample of."""
+def samples(cut: Cut, cuts: int = 1) -> Iterable[tuple[str, float]]:
+    """The metrics that a cut gives a sample of, or the sums of so many cuts whose times are summed in this one."""
     timing, known = cut.timing, cut.known
-    yield "TensorsGraphSize", known.nodes
+    yield "TensorsGraphSize", known.nodes * cuts
     yield "ExecuteTime", timing.execute
     yield f"ExecuteTime.{known.backend}", timing.execute
     yield "IrValueTensorToDataHandle", timing.collect
@@ -363,30 +366,38 @@ def samples(cut: Cut) -> Iterable[tuple[str, float]]:
         yield "DeviceLockWait", cut.seconds
 
 
-def counts(cut: Cut) -> Iterable[tuple[str, int]]:
-    """The counters that one cut adds to."""
-    yield ("CachedCompile" if cut.hit else "UncachedCompile"), 1
+def counts(cut: Cut, cuts: int = 1) -> Iterable[tuple[str, int]]:
+    """The counters that a cut adds to, or that many whose results are counted together in this one."""
+    yield ("CachedCompile" if cut.hit else "UncachedCompile"), cuts
     yield "SyncedTensorsWithIR", cut.timing.outputs
-    yield "DeviceDataCacheMiss", cut.known.numbers
-    yield f"Cut.{'sync' if cut.explicit else 'read'}", 1
+    yield "DeviceDataCacheMiss", cut.known.numbers * cuts
+    yield f"Cut.{'sync' if cut.explicit else 'read'}", cuts
     if cut.cause == BUDGET:
-        yield "TrimIrGraph", 1
+        yield "TrimIrGraph", cuts
     if not cut.hit and cut.known.blame is not None and cut.known.blame.old is not None:
-        yield "TrieForked", 1
+        yield "TrieForked", cuts
     if cut.error is not None:
-        yield "FailedCut", 1
+        yield "FailedCut", cuts
 
 
 def _fold() -> None:
+    """Add the older half of the ledger to the totals: cuts that are named alike in one go, for there are many."""
     old = cuts[: settings_ledger.value]
     del cuts[: settings_ledger.value]
+    alike: dict[tuple[Any, ...], list[Any]] = {}
     for raw in old:
-        cut = Cut(*raw)
-        for name, value in samples(cut):
-            total = folded.metrics.setdefault(name, [0, 0.0])
-            total[0] += 1
-            total[1] += value
-        for name, by in counts(cut):
+        alike.setdefault((raw[0], raw[3], raw[4], raw[8] is None, raw[9]), []).append(raw)
+    for group in alike.values():
+        timings = [raw[6] for raw in group]
+        total = type(timings[0])()
+        for name in ("collect", "compile", "execute", "install", "outputs"):
+            setattr(total, name, sum(map(attrgetter(name), timings)))
+        all_of_them = Cut(*group[0])._replace(timing=total)
+        for name, value in samples(all_of_them, len(group)):
+            metric = folded.metrics.setdefault(name, [0, 0.0])
+            metric[0] += len(group)
+            metric[1] += value
+        for name, by in counts(all_of_them, len(group)):
             folded.counters[name] += by
 
 

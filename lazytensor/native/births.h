@@ -46,6 +46,7 @@ void switch_ahead(bool on, int64_t bytes) {
   young_bytes = unchecked_bytes = 0;
   unchecked = room = 0;
   if (on) ahead_seconds = 0;
+  if (on) begin_to_note();
   forget_lines();
 }
 

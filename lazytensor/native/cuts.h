@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "cells.h"
 #include "jobs.h"
+#include "lines.h"
 #include "objects.h"
 #include "states.h"
 
@@ -136,6 +137,7 @@ PyObject* install_results(PyObject*, PyObject* args) {
 }
 
 void begin_trace(PyObject* views) {
+  if (noting) note_trace();
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(model.leaf_states); i++) {
     Ref state = held(PyList_GET_ITEM(model.leaf_states, i));
     if (state.p == nullptr) continue;

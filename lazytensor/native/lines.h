@@ -3,7 +3,7 @@
 // A line is found again by where it is: the frame's code and instruction, and the modules that are being called, or in
 // backward the forward line; most are new, and made here.  The path of a module is Python's to find, once for each.  What is
 // remembered lasts until the end of the trace, since code and modules may die and others take their addresses.  A backward op
-// whose forward op was not new is left to Python.
+// whose forward op was not new has the line of the call that was, if that is noted too, and else is left to Python.
 // Part of recorder.cpp.
 
 #pragma once
@@ -17,6 +17,7 @@
 #include <frameobject.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "cells.h"
 #include "objects.h"
 
 // PyFrame_GetVar came with 3.12; what stands in for it in 3.11 makes a dictionary of all locals, for every operation.
@@ -204,6 +205,62 @@ Ref forward_line(PyObject* plain_name) {
   return Ref(Py_NewRef(line));
 }
 
+// --- calls that were found
+
+// While a program is new it records much that it has recorded before in the same step, such as the turns of a loop.  The ops of
+// their backward are new the first time, and ask for lines.
+struct FoundCall {
+  uint64_t sequence;
+  const std::string* name;
+  Known* known;
+};
+
+bool noting = false;  // from the first trace that is run as it is recorded until so many came that were not
+int traces = 0;
+constexpr int MOST_TRACES = 16;
+std::vector<FoundCall> found_calls;  // in the order of their numbers
+constexpr size_t MOST_FOUND = 20000;
+
+void forget_found() {
+  for (const FoundCall& each : found_calls) release(each.known);
+  found_calls.clear();
+}
+
+// A trace is run as it is recorded: what it records is new.
+void begin_to_note() {
+  noting = true;
+  traces = 0;
+}
+
+// A trace ends.
+void note_trace() {
+  if (++traces < MOST_TRACES) return;
+  noting = false;
+  forget_found();
+}
+
+void note_found(const std::string& name, Known* known) {
+  if (torch::autograd::get_current_node() != nullptr) return;
+  if (found_calls.size() >= MOST_FOUND) forget_found();
+  uint64_t sequence = at::sequence_number::peek() - 1;
+  if (!found_calls.empty() && sequence < found_calls.back().sequence) return;
+  known->users++;
+  found_calls.push_back({sequence, &name, known});
+}
+
+// The line of a call that was found and noted under this number, or none (borrowed).
+PyObject* line_of_found(uint64_t sequence, const std::string& wanted) {
+  auto at = std::lower_bound(found_calls.begin(), found_calls.end(), sequence,
+                             [](const FoundCall& call, uint64_t number) { return call.sequence < number; });
+  for (; at != found_calls.end() && at->sequence == sequence; ++at) {
+    PyObject* value = at->known->results.empty() ? nullptr : at->known->results[0].value;
+    if (value == nullptr || at->name->rfind(wanted, 0) != 0) continue;
+    PyObject* line = slot(slot(value, model.value_node), model.node_line);
+    if (!absent(line) && PyTuple_GET_ITEM(line, FORWARD) == Py_None) return line;
+  }
+  return nullptr;
+}
+
 // --- in backward
 
 // The op behind an autograd node, as source._plain has it: `addmm` for AddmmBackward0; empty for what PyTorch did not derive.
@@ -232,7 +289,7 @@ PyObject* origin_of(const torch::autograd::Node& node) {
     const char* name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(entry, 0));
     if (name != nullptr && std::strncmp(name, wanted.c_str(), wanted.size()) == 0) return PyTuple_GET_ITEM(entry, 1);
   }
-  return nullptr;
+  return line_of_found(node.sequence_nr(), wanted);
 }
 
 Ref backward_line(const torch::autograd::Node& node, PyObject* op, PyObject* args) {

@@ -50,6 +50,9 @@ class Recorder final : public c10::OperatorKernel {
     const c10::FunctionSchema& schema = handle.schema();
     returns_list = returns == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
     counts_versions = schema.name().rfind("aten::_foreach_", 0) == 0;
+    std::string name = this->maker ? this->maker->handle.schema().name() : schema.name();
+    for (char letter : name.substr(name.rfind(':') + 1))
+      if (letter != '_') plain_name += static_cast<char>(std::tolower(letter));
     for (const Argument& each : this->arguments)
       positional_numbers = positional_numbers || (each.default_object != nullptr && !each.keyword);
     bool factory = false;
@@ -93,6 +96,7 @@ class Recorder final : public c10::OperatorKernel {
   size_t returns;
   bool returns_list;
   bool counts_versions;
+  std::string plain_name;  // as lines are noted under it
   bool positional_numbers = false;  // whether a number that may be left at its default stands among the positional ones
   std::vector<size_t> written;
   Py_ssize_t factory_dtype = -1;  // where the dtype of a factory stands
@@ -251,6 +255,7 @@ class Recorder final : public c10::OperatorKernel {
       Known* known = find(key, hash_of(key));
       if (known != nullptr && made(call, known)) {
         calls_found++;
+        if (noting) note_found(plain_name, known);
         return true;
       }
     } else {
@@ -520,6 +525,7 @@ class Recorder final : public c10::OperatorKernel {
           Known* known;
           ~Kept() { release(known); }
         } kept{remember(call, key, entry, key_words)};
+        if (noting) note_found(plain_name, kept.known);
         at::Tensor source = kind == Kind::View ? call.at(0).toTensor() : at::Tensor();
         push(call, kept.known, [&](const Result& result) {
           return kind == Kind::View ? make_view(source, kept.known, result) : make(kept.known, result);
@@ -776,6 +782,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
 PyObject* forget_calls(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   for (Recorder* recorder : recorders) recorder->forget();
+  forget_found();
   holders.clear();  // the tables that keep these values are emptied
   unseen.clear();
   free_unused();

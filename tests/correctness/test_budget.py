@@ -34,6 +34,20 @@ def test_too_many_pending_operations_cut_by_themselves_and_say_so_once(unsaid, c
     assert x.tolist() == [1000, 1000]
 
 
+def test_steps_between_which_the_caches_are_cleared_do_not_add_up(unsaid):
+    x = torch.zeros(2, device="ltc")
+    with lt.settings.scope(max_pending=60):
+        for number in range(4):
+            lt.clear_cache()
+            y = x
+            for _ in range(40):
+                y = y + number
+            before = cut.misses
+            lt.sync()
+            assert cut.misses - before == 1 and before == 0
+    assert y.tolist() == [120, 120]
+
+
 def test_wide_graphs_count_too(unsaid):
     x = torch.zeros(2, device="ltc")
     before = cut.hits + cut.misses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 import lazytensor as lt
 from lazytensor.backend.reference import ReferenceBackend
 from lazytensor.execute import ahead, cut
-from lazytensor.trace import ir, record, shapes
+from lazytensor.trace import ir, record, shapes, source, storage
 from lazytensor.trace.ir import Node, Number, Value
 
 pytestmark = [needs_it, pytest.mark.usefixtures("compiled", "running_ahead")]
@@ -164,6 +165,35 @@ def test_a_module_that_takes_the_place_of_another_has_its_own_name() -> None:
         seen.append(cut.pending()[-1].value.node.line.module)  # type: ignore[union-attr]
         del y
     assert seen == ["Tanh", "Sigmoid", "ReLU", "Softplus"]
+
+
+def test_backward_of_a_loop_that_reads_knows_its_lines_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first turn of the loop is new, but the backward of all turns is."""
+    layer = nn.Linear(5, 5).to("ltc")
+    asked = []
+    monkeypatch.setattr(source, "_origin", lambda node, args: asked.append(node.name()))
+    state = torch.ones(2, 5, device="ltc")
+    for _ in range(4):
+        state = torch.tanh(layer(state))
+        line = sys._getframe().f_lineno - 1
+        state.sum().item()
+    state.sum().backward()
+    lines = {n.op.name: n.line for n in nodes_behind(layer.weight.grad) if n.line.forward is not None}
+    assert lines["aten::tanh_backward"].forward[:2] == (__file__, line) == lines["aten::mm"].forward[:2]
+    assert len(asked) <= 1, "the first new op of a trace is Python's: it decides whether to run ahead"
+
+
+def nodes_behind(tensor: torch.Tensor | None) -> list[Node]:
+    """Every node of what a tensor is pending for."""
+    assert tensor is not None
+    found: list[Node] = []
+    waiting = [storage.value_of(tensor).node]
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node.line is not None:
+            found.append(node)
+            waiting += [v.node for v in node.inputs if not v.leaf]
+    return found
 
 
 def test_what_was_told_by_running_is_not_inferred_when_it_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:

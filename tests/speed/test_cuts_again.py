@@ -158,6 +158,15 @@ def test_nothing_is_made_again_by_a_computation_that_was_dropped(again: Counted)
     assert again.made - made < CUTS
 
 
+def test_a_program_that_only_reads_is_made_again_too(again: Counted) -> None:
+    if not cut.pipeline.resting:
+        cut.pipeline.rest()
+    x = torch.ones(4, device="ltc")
+    read = [(x * number).sum().item() for number in range(STEPS)]
+    assert read == [4.0 * number for number in range(STEPS)]
+    assert again.made >= STEPS - 4, "there is no sync() by which a step could be told"
+
+
 def test_numbers_are_those_of_this_step(again: Counted) -> None:
     x = torch.ones(4, device="ltc")
     read = []
