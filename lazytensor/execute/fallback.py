@@ -42,7 +42,7 @@ def data_in(state: storage.State | storage.ViewState, cause: str) -> torch.Tenso
         data = events.wait_for(cause, base)
     if pipeline.failures:
         cutting.report_failures()
-    if base.error is not None:
+    if data is None and base.error is not None:
         raise errors.ValueLost(base.error)
     spec = state.spec
     events.read_bytes += spec.nbytes
