@@ -28,7 +28,7 @@ from lazytensor.backend.graph import Graph
 from lazytensor.trace.ir import Const, Node, Number, Op, Spec, Value, const, data_leaf, number_leaf, spec
 
 FORMAT = 1
-_KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "complex": complex}
+KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "complex": complex}
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _NAMES = {repr(v): v for v in vars(torch).values() if isinstance(v, torch.memory_format | torch.layout)}
 
@@ -47,12 +47,12 @@ def dumps(graph: Graph) -> str:
         ids[leaf] = len(ids)
     nodes = []
     for node in graph.nodes:
-        args = [_argument(a, ids) for a in node.args]
+        args = [plain_argument(a, ids) for a in node.args]
         for number, value in enumerate(node.outputs):
             ids[value if value is not None else (node, number)] = len(ids)
-        outputs = [None if v is None else _spec(v.spec) for v in node.outputs]
+        outputs = [None if v is None else plain_spec(v.spec) for v in node.outputs]
         nodes.append({"op": node.op.name, "args": args, "outputs": outputs})
-    inputs = [{"data": _spec(v.spec)} if isinstance(v, Value) else {"number": v.kind.__name__} for v in graph.inputs]
+    inputs = [{"data": plain_spec(v.spec)} if isinstance(v, Value) else {"number": v.kind.__name__} for v in graph.inputs]
     whole = {
         "format": FORMAT,
         "inputs": inputs,
@@ -63,20 +63,22 @@ def dumps(graph: Graph) -> str:
     return json.dumps(whole, separators=(",", ":"))
 
 
-def _spec(geometry: Spec) -> list[Any]:
+def plain_spec(geometry: Spec) -> list[Any]:
+    """``SPEC``, of a tensor on the first device."""
     return [list(geometry.size), list(geometry.stride), str(geometry.dtype).removeprefix("torch."), geometry.offset]
 
 
-def _argument(argument: Any, ids: dict[Any, int]) -> Any:
+def plain_argument(argument: Any, ids: dict[Any, int]) -> Any:
+    """``ARG``, where values and numbers have these ids."""
     kind = argument.__class__
     if kind is Value:
         return {"v": ids[argument]}
     if kind is Number:
         return {"n": ids[argument]}
     if kind is tuple:
-        return [_argument(a, ids) for a in argument]
+        return [plain_argument(a, ids) for a in argument]
     if kind is Const:
-        return {"const": _argument(argument.value, ids)}
+        return {"const": plain_argument(argument.value, ids)}
     if argument is None or kind in (bool, int, str):
         return argument
     if kind is float:
@@ -108,9 +110,9 @@ def _build(whole: Any) -> Graph:
     table: list[Any] = []
     for number, leaf in enumerate(whole["inputs"]):
         if "data" in leaf:
-            table.append(data_leaf(number, _read_spec(leaf["data"])))
+            table.append(data_leaf(number, read_spec(leaf["data"])))
         else:
-            table.append(number_leaf(number, _KINDS[leaf["number"]]))
+            table.append(number_leaf(number, KINDS[leaf["number"]]))
     for entry in whole["nodes"]:
         table.extend(_read_node(entry, table).outputs)
     outputs = [table[_index(i, len(table))] for i in whole["outputs"]]
@@ -139,10 +141,10 @@ def _read_node(entry: Any, table: list[Any]) -> Node:
     known = _known_op(name)
     if known.overload._schema.is_mutable or name in _TOUCHES_THE_WORLD:
         raise BadGraphFile(f"{name} does more than compute results")
-    node = Node(known, tuple(_read_argument(a, table) for a in entry["args"]))
+    node = Node(known, tuple(read_argument(a, table) for a in entry["args"]))
     if len(node.args) != len([a for a in known.overload._schema.arguments if not a.is_out]):
         raise BadGraphFile(f"{name} takes other arguments")
-    node.outputs = tuple(None if s is None else Value(node, i, _read_spec(s)) for i, s in enumerate(entry["outputs"]))
+    node.outputs = tuple(None if s is None else Value(node, i, read_spec(s)) for i, s in enumerate(entry["outputs"]))
     return node
 
 
@@ -152,7 +154,8 @@ def _known_op(name: str) -> Op:
     return ops.get(name) or Op(name)
 
 
-def _read_spec(entry: Any) -> Spec:
+def read_spec(entry: Any) -> Spec:
+    """What ``SPEC`` means."""
     size, stride, dtype, offset = entry
     numbers = [*size, *stride, offset]
     if len(size) != len(stride) or not all(isinstance(n, int) and n >= 0 for n in numbers):
@@ -160,11 +163,12 @@ def _read_spec(entry: Any) -> Spec:
     return spec(tuple(size), tuple(stride), offset, _DTYPES[dtype], 0)
 
 
-def _read_argument(entry: Any, table: list[Any]) -> Any:
+def read_argument(entry: Any, table: list[Any]) -> Any:
+    """What ``ARG`` means, with the values and numbers of this table."""
     if entry is None or isinstance(entry, bool | int | str):
         return entry
     if isinstance(entry, list):
-        return tuple(_read_argument(a, table) for a in entry)
+        return tuple(read_argument(a, table) for a in entry)
     ((kind, value),) = entry.items()
     if kind in ("v", "n"):
         found = table[_index(value, len(table))]
@@ -176,7 +180,7 @@ def _read_argument(entry: Any, table: list[Any]) -> Any:
     if kind == "complex":
         return complex(float.fromhex(value[0]), float.fromhex(value[1]))
     if kind == "const":
-        return const(_read_argument(value, table))
+        return const(read_argument(value, table))
     if kind == "dtype":
         return _DTYPES[value]
     if kind == "device":

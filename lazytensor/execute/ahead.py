@@ -10,7 +10,8 @@ background still makes it, or since the op that should have made it raised, the 
 its cut runs all of it.  A program cannot tell the difference: values stay pending until their cut, what was computed is
 dropped when no tensor can see it any more, and an error that depends on data is raised at the cut, with its line.
 
-A step that an earlier process of the same program has compiled is not run ahead: it will be found on disk.
+A step that an earlier process of the same program has compiled is not run ahead: it will be found on disk, and so will
+what its ops give (:mod:`lazytensor.backend.looks`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ and asking the CPU for the exact error.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -142,32 +142,54 @@ def _build(op: Op, args: tuple[Any, ...]) -> Any:
     return entry
 
 
+Question = tuple[Op, int, tuple[Any, ...]]
+Look = tuple[Any, list[Spec | None]]
 # What was inferred, by what the arguments look like: a new structure is often a known op on tensors of known geometry.
-_inferred: dict[tuple[Any, ...], tuple[Any, list[Spec | None]]] = {}
+_inferred: dict[Question, Look] = {}
+# Asked before something is inferred: whether more is known now, from an earlier run of the program.
+recall_looks: Callable[[], bool] = lambda: False  # noqa: E731
 # New nodes that nobody had to ask about, since running them told it; what they tell is noted when somebody asks.
 unasked: list[Node] = []
 
 
-def _look_of(result: Any, device: int) -> tuple[Any, list[Spec | None]]:
+def _look_of(result: Any, device: int) -> Look:
     """What the tensors of a result look like, and how they stand in it."""
     specs: list[Spec | None] = []
     return _structure(result, device, specs), specs
 
 
-def _inferred_look(op: Op, args: tuple[Any, ...], device: int) -> tuple[Any, list[Spec | None]]:
-    for node in unasked:
-        entry = node.op.table.get(node.args)
-        if entry is not None:
-            asked = (node.op, _common_device(node.args), shapes.looks(node.args))
-            _inferred[asked] = _positions(entry), [None if v is None else v.spec for v in node.outputs]
+def _inferred_look(op: Op, args: tuple[Any, ...], device: int) -> Look:
+    _inferred.update(_told(unasked))
     unasked.clear()
     question = (op, device, shapes.looks(args))
     known = _inferred.get(question)
+    if known is None and recall_looks():
+        known = _inferred.get(question)
     if known is None:
-        if len(_inferred) > 100_000:
-            _inferred.clear()
-        known = _inferred[question] = _look_of(shapes.infer(op, args), device)
+        known = _look_of(shapes.infer(op, args), device)
+        know_look(question, known)
     return known
+
+
+def _told(nodes: list[Node]) -> Iterator[tuple[Question, Look]]:
+    """What new nodes tell, as questions that need not be asked, with their answers."""
+    for node in nodes:
+        entry = node.op.table.get(node.args)
+        if entry is not None:
+            asked = (node.op, _common_device(node.args), shapes.looks(node.args))
+            yield asked, (_positions(entry), [None if v is None else v.spec for v in node.outputs])
+
+
+def known_looks() -> dict[Question, Look]:
+    """What is known of the results of ops, by op, device and what the arguments look like; from any thread."""
+    return dict(_inferred) | dict(_told(list(unasked)))
+
+
+def know_look(question: Question, look: Look) -> None:
+    """From now on this need not be asked."""
+    if len(_inferred) > 100_000:
+        _inferred.clear()
+    _inferred[question] = look
 
 
 def _positions(entry: Any) -> Any:

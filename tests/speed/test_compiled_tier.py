@@ -22,7 +22,10 @@ pytestmark = pytest.mark.skipif(no_compiler() is not None, reason="TorchInductor
 PROGRAM = """
 import json, sys, torch, lazytensor as lt
 from torch import nn
+from lazytensor.trace import shapes
 lt.set_backend("inductor", wait=True)
+asked, infer = [], shapes.infer
+shapes.infer = lambda op, args: asked.append(op.name) or infer(op, args)
 
 def train(device, steps=6):
     torch.manual_seed(0)
@@ -51,6 +54,7 @@ print(json.dumps({
     "tiers": tiers,
     "first_tiers": sum(t._first is not None for t in lt.current_backend().graphs),
     "compiler_started": service._process is not None,
+    "asked": asked,
 }))
 """
 
@@ -75,6 +79,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     return cache, run(cache)
 
 
+@pytest.fixture(scope="module")
+def restarted(trained: tuple[Path, dict]) -> dict:
+    return run(trained[0])
+
+
 def test_a_compiled_training_step_has_eagers_losses_and_parameters(trained: tuple[Path, dict]) -> None:
     _, found = trained
     assert found["losses"] < 1e-6
@@ -90,18 +99,21 @@ def test_parameters_are_updated_in_their_own_memory(trained: tuple[Path, dict]) 
     assert trained[1]["tiers"][-1][3]
 
 
-def test_a_restarted_program_starts_compiled_and_starts_no_compiler(trained: tuple[Path, dict]) -> None:
-    cache, first = trained
+def test_a_restarted_program_starts_compiled_and_starts_no_compiler(trained: tuple[Path, dict], restarted: dict) -> None:
+    _, first = trained
     assert first["compiler_started"]
-    again = run(cache)
-    assert not again["compiler_started"]
-    assert [t[:2] for t in again["tiers"]] == [["ready", "inductor"]] * len(first["tiers"])
-    assert again["losses"] == first["losses"]
+    assert not restarted["compiler_started"]
+    assert [t[:2] for t in restarted["tiers"]] == [["ready", "inductor"]] * len(first["tiers"])
+    assert restarted["losses"] == first["losses"]
 
 
-def test_no_code_of_the_first_tier_is_kept_beside_compiled_code(trained: tuple[Path, dict]) -> None:
-    cache, found = trained
-    assert found["first_tiers"] == run(cache)["first_tiers"] == 0
+def test_a_restarted_program_asks_about_no_operation_of_a_step_again(trained: tuple[Path, dict], restarted: dict) -> None:
+    assert len(trained[1]["asked"]) > 20
+    assert len(restarted["asked"]) <= 3, restarted["asked"]  # those after the last graph was compiled
+
+
+def test_no_code_of_the_first_tier_is_kept_beside_compiled_code(trained: tuple[Path, dict], restarted: dict) -> None:
+    assert trained[1]["first_tiers"] == restarted["first_tiers"] == 0
 
 
 def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(

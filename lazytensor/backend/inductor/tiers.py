@@ -10,6 +10,7 @@ after a few changes the graph stays there, and a line on the log says so.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -23,7 +24,7 @@ import torch
 
 from lazytensor import settings
 from lazytensor._version import __version__
-from lazytensor.backend import diskcache, graphfile, heap, openmp
+from lazytensor.backend import diskcache, graphfile, heap, looks, openmp
 from lazytensor.backend.contract import misplaced, restrided, undeclared
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
@@ -234,7 +235,11 @@ class Tiered:
         threading.Thread(target=self._ask, args=(self._numbers(inputs),), daemon=True, name="lazytensor-ask").start()
 
     def _compiled_before(self) -> bool:
-        return diskcache.compiled_before(getattr(self.graph.first_line(), "file", source.UNKNOWN.file))
+        return diskcache.compiled_before(self._file())
+
+    def _file(self) -> str:
+        """The source file in which the graph begins."""
+        return getattr(self.graph.first_line(), "file", source.UNKNOWN.file)
 
     def _found(self, key: str) -> bool:
         """Whether compiled code is in the disk cache; then it is in use from now on."""
@@ -270,6 +275,9 @@ class Tiered:
             self._stay(error)
         elif not self._found(key):
             self._stay("the compiled code is not in the cache")
+        else:
+            with contextlib.suppress(OSError):
+                looks.keep(self._file())
 
     def _load(self, entry: diskcache.Entry) -> None:
         try:
