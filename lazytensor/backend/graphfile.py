@@ -52,7 +52,9 @@ def dumps(graph: Graph) -> str:
             ids[value if value is not None else (node, number)] = len(ids)
         outputs = [None if v is None else plain_spec(v.spec) for v in node.outputs]
         nodes.append({"op": node.op.name, "args": args, "outputs": outputs})
-    inputs = [{"data": plain_spec(v.spec)} if isinstance(v, Value) else {"number": v.kind.__name__} for v in graph.inputs]
+    inputs = [
+        {"data": plain_spec(v.spec)} if isinstance(v, Value) else {"number": v.kind.__name__} for v in graph.inputs
+    ]
     whole = {
         "format": FORMAT,
         "inputs": inputs,

@@ -99,7 +99,9 @@ def test_parameters_are_updated_in_their_own_memory(trained: tuple[Path, dict]) 
     assert trained[1]["tiers"][-1][3]
 
 
-def test_a_restarted_program_starts_compiled_and_starts_no_compiler(trained: tuple[Path, dict], restarted: dict) -> None:
+def test_a_restarted_program_starts_compiled_and_starts_no_compiler(
+    trained: tuple[Path, dict], restarted: dict
+) -> None:
     _, first = trained
     assert first["compiler_started"]
     assert not restarted["compiler_started"]
@@ -107,7 +109,9 @@ def test_a_restarted_program_starts_compiled_and_starts_no_compiler(trained: tup
     assert restarted["losses"] == first["losses"]
 
 
-def test_a_restarted_program_asks_about_no_operation_of_a_step_again(trained: tuple[Path, dict], restarted: dict) -> None:
+def test_a_restarted_program_asks_about_no_operation_of_a_step_again(
+    trained: tuple[Path, dict], restarted: dict
+) -> None:
     assert len(trained[1]["asked"]) > 20
     assert len(restarted["asked"]) <= 3, restarted["asked"]  # those after the last graph was compiled
 
