@@ -2,6 +2,9 @@
 
 The new graph is compared with the nearest known one; of the places where a difference begins, the one recorded first is
 blamed.  What the sizes of the data have been is learnt on the way, for advice.
+
+The graphs of a program's first steps are all new, and nobody reads why.  So what is needed to tell is kept, and they
+are compared when somebody asks, or when a cut misses that should not.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class Blame:
         self.old = None if old is None else old.name
         self.cause = "" if new is None else new.cause
         self.cut = (None, 0) if new is None else new.where
-        self.step = events.step
+        self.step = events.step if new is None else new.step
         self._new, self._nodes = new, nodes
         self.backends = None if new is None or old is None else (old.backend, new.backend)
         self.differences = ([d for d in differences if not d.follows] or differences)[:SHOWN]
@@ -165,45 +168,48 @@ _warned: dict[Any, int] = {}
 def reset() -> None:
     """Forget what was learnt about sizes and lines."""
     _sizes.clear()
-    _unlearnt.clear()
+    _waiting.clear()
     _sites.clear()
     _warned.clear()
 
 
-_unlearnt: list[Known] = []  # graphs whose data's sizes nobody has asked for yet
-_FAR = 20  # times as many operations: such graphs are not alike
+# Graphs that were not compared yet, with the names of their data.
+_waiting: list[tuple[Known, dict[int, str]]] = []
+_MOST_WAITING = 64
 
 
-def _maybe_like(known: Known) -> bool:
-    """Whether some graph known before may be like this one, as far as can be told without making its nodes a graph."""
-    if known.is_made:
-        return True
-    return any(
-        k is not known and k.size <= _FAR * known.size and known.size <= _FAR * k.size for k in events.graphs.values()
-    )
+def miss(known: Known) -> None:
+    """A graph was just compiled: say why in the log, or keep what tells why until somebody asks."""
+    _sites[known.where] += 1
+    _waiting.append((known, names.look(source.user_frame(sys._getframe(1)))))
+    names.forget()
+    warm = any(k.hits and k.where == known.where for k in events.graphs.values())
+    unexpected = warm or _sites[known.where] > WARM_UP
+    if unexpected or log.isEnabledFor(logging.INFO):
+        compare_all()
+        _say(known, unexpected)
+    elif len(_waiting) > _MOST_WAITING:
+        compare_all()
 
 
-def of(known: Known) -> Blame:
-    """Compare a graph that was just compiled with the nearest one known before, and say so in the log."""
-    if not _maybe_like(known):
-        _unlearnt.append(known)
-        blame = Blame(known, None, None, [])
-        _say(blame, known)
-        return blame
-    frame = source.user_frame(sys._getframe(1))
-    names.look(frame)
-    try:
-        for each in (*_unlearnt, known):
-            if each.graph is not None:
-                learn(each.graph)
-        _unlearnt.clear()
-        old = nearest(known.graph, known.where, known.number)
-        differences = [] if old is None else compare(old.graph, known.graph)
-        blame = Blame(known, known.nodes, old, differences)
-    finally:
-        names.forget()
-    _say(blame, known)
-    return blame
+def compare_all() -> None:
+    """Compare the graphs that were not compared yet with the nearest one known before each, in their order."""
+    while _waiting:
+        known, leaves = _waiting.pop(0)
+        names.use(leaves)
+        try:
+            events.diagnose(_compare, known)
+        finally:
+            names.forget()
+
+
+def _compare(known: Known) -> None:
+    graph, old, differences = known.graph, None, []
+    if graph is not None:  # else its nodes are forgotten
+        learn(graph)
+        old = nearest(graph, known.where, known.number)
+        differences = [] if old is None else compare(old.graph, graph)
+    known.blame = Blame(known, known.nodes, old, differences)
 
 
 def why_not(graph: Any) -> Blame | None:
@@ -219,12 +225,13 @@ def why_not(graph: Any) -> Blame | None:
         names.forget()
 
 
-def _say(blame: Blame, known: Known) -> None:
+def _say(known: Known, unexpected: bool) -> None:
     """One line in the log: loud when a cut that was warm compiles again, quiet while it warms up."""
-    _sites[known.where] += 1
-    warm = any(k.hits and k.where == known.where for k in events.graphs.values())
+    blame = known.blame
+    if blame is None:
+        return
     level = logging.INFO
-    if blame.old is not None and (warm or _sites[known.where] > WARM_UP):
+    if blame.old is not None and unexpected:
         about = blame.first.place if blame.first is not None else known.where
         _warned[about] = _warned.get(about, 0) + 1
         if _warned[about] <= LOUD:
@@ -265,7 +272,8 @@ class Blames:
 
 def blame() -> Blames:
     """Why graphs were compiled: the comparison of each with the nearest one known before."""
+    compare_all()
     return Blames([k.blame for k in events.graphs.values() if k.blame is not None])
 
 
-__all__ = ["Blame", "Difference", "blame", "compare", "nearest", "of", "why_not"]
+__all__ = ["Blame", "Difference", "blame", "compare", "miss", "nearest", "why_not"]

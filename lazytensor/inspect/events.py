@@ -68,12 +68,20 @@ class Known:
         self.runs = 0
         self.hits = 0
         self.step = step
-        self.blame: Any = None
+        self._blame: Any = None
 
     @property
-    def is_made(self) -> bool:
-        """Whether there is a graph already."""
-        return "_made_of" not in vars(self) or self._made_of.built
+    def blame(self) -> Any:
+        """Why it was compiled; None if that is not known."""
+        if self._blame is None:
+            from lazytensor.inspect import blame
+
+            blame.compare_all()
+        return self._blame
+
+    @blame.setter
+    def blame(self, found: Any) -> None:
+        self._blame = found
 
     @property
     def size(self) -> int:
@@ -249,11 +257,16 @@ def on_miss(computation: Any, cause: str) -> None:
         return
     frame = source.user_frame(sys._getframe(2))
     known = _know(computation, cause, places.where(frame))
-    try:
-        from lazytensor.inspect import blame
+    from lazytensor.inspect import blame
 
-        known.blame = blame.of(known)
-    except Exception:  # a mistake in a diagnosis must not become the program's
+    diagnose(blame.miss, known)
+
+
+def diagnose(function: Callable[[Known], None], known: Known) -> None:
+    """Look why a graph was new; a mistake in a diagnosis must not become the program's."""
+    try:
+        function(known)
+    except Exception:
         if settings.check:
             raise
         log.exception("lazytensor: could not compare this recompilation with the graphs known before")

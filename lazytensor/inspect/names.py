@@ -17,11 +17,11 @@ from lazytensor.trace import source, storage
 from lazytensor.trace.ir import DATA, Value
 
 _names: dict[int, str] = {}  # by id of a state that is alive while names are looked up
+_leaves: dict[int, str] = {}  # by number of the data leaf
 
 
-def look(frame: FrameType | None) -> None:
-    """Collect the names that can be seen from this frame outward."""
-    _names.clear()
+def look(frame: FrameType | None) -> dict[int, str]:
+    """Collect the names that can be seen from this frame outward; those of what is pending now, by leaf."""
     for root, (name, _) in list(source.roots.items()):
         for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
             _note(tensor, f"{name}.{path}")
@@ -32,11 +32,22 @@ def look(frame: FrameType | None) -> None:
                 _note_any(value, name)
             depth += 1
         frame = frame.f_back
+    states = [id(reference()) for reference in storage.leaf_states]
+    found = {number: _names[state] for number, state in enumerate(states) if state in _names}
+    _names.clear()
+    use(found)
+    return found
+
+
+def use(leaves: dict[int, str]) -> None:
+    """Call the data leaves of the graph that is looked at by these names."""
+    global _leaves
+    _leaves = leaves
 
 
 def forget() -> None:
     """Let the names go: they hold for one look only."""
-    _names.clear()
+    use({})
 
 
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:
@@ -80,11 +91,7 @@ def _note(tensor: torch.Tensor, name: str) -> None:
 
 
 def of_leaf(value: Value) -> str:
-    """The user's name for a data leaf of what is pending now, in quotes; else its number."""
+    """The user's name for a data leaf of the graph that is looked at, in quotes; else its number."""
     kind, index = value.node.args
-    if kind is DATA and index < len(storage.leaf_states):
-        state = storage.leaf_states[index]()
-        name = None if state is None else _names.get(id(state))
-        if name is not None:
-            return f"`{name}`"
-    return f"input {value.name}"
+    name = _leaves.get(index) if kind is DATA else None
+    return f"input {value.name}" if name is None else f"`{name}`"

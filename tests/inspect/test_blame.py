@@ -10,6 +10,7 @@ import torch
 from marked import here
 
 import lazytensor as lt
+from lazytensor.inspect import blame
 from lazytensor.inspect.blame import Blame
 
 
@@ -20,9 +21,9 @@ def twice(step: Callable[[int], object]) -> Blame:
         lt.sync()
         del kept
     assert len(lt.blame()) == 2
-    blame = lt.blame()[-1]
-    assert blame.old == lt.blame()[0].graph
-    return blame
+    found = lt.blame()[-1]
+    assert found.old == lt.blame()[0].graph
+    return found
 
 
 def test_another_operation() -> None:
@@ -200,3 +201,34 @@ def test_another_backend() -> None:
 
     blame = twice(step)
     assert str(blame).endswith(f"it is {blame.old}, which was known to the backend 'reference' only")
+
+
+def test_first_steps_are_compared_when_somebody_asks_and_the_names_are_those_of_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+    compare = blame._compare
+    monkeypatch.setattr(blame, "_compare", lambda known: compared.append(known.name) or compare(known))
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        return batch.exp()
+
+    for length in (4, 5):
+        batch = torch.ones(length).to("ltc")
+        kept = step(batch)
+        lt.sync()
+        del kept
+    assert not compared
+    batch = torch.zeros(1)
+    asked = lt.blame()
+    assert len(compared) == len(asked) == 2 and len(lt.blame()) == 2 == len(compared)
+    assert asked[1].first is not None and "`batch`" in str(asked[1].first)
+
+
+def test_a_third_miss_of_one_cut_is_compared_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "lazytensor.recompile"):
+        for length in (4, 5, 6):
+            kept = torch.ones(length).to("ltc").exp()
+            lt.sync()
+            del kept
+    assert len(caplog.records) == 1
