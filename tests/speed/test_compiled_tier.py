@@ -127,8 +127,8 @@ def test_a_tampered_entry_is_ignored_with_one_line_and_compiled_again(
 
     cache = tmp_path / "cache"
     shutil.copytree(trained[0], cache)
-    entries = [p for p in (cache / "graphs").iterdir() if p.is_dir()]
-    with open(entries[0] / "graph.cpp", "a") as file:
+    source = next((cache / "graphs").glob("*/graph.cpp"))
+    with open(source, "a") as file:
         file.write("# changed\n")
     found = run(cache)
     assert found["log"].count("is ignored: graph.cpp was changed") == 1
