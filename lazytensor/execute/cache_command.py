@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,7 +91,7 @@ def import_entries(archive: Annotated[Path, typer.Argument(exists=True, help="An
 
     try:
         count = diskcache.import_archive(archive)
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, tarfile.TarError) as problem:
         typer.echo(f"nothing was imported: {problem}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"imported {count} entries")

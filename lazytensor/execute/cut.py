@@ -254,8 +254,8 @@ def _made_again(cause: str, wait: bool) -> bool:
     backend = registry.current()
     apart = backend.asynchronous and _background.value
     wait = wait or cause not in _UNHURRIED
-    here = not apart or (pipeline.resting and _habit.is_likely(backend, wait))
-    if events.profiling() or not (pipeline.resting if here else _brief and not pipeline.under_way and not fixed()):
+    here = pipeline.resting and (not apart or _habit.is_likely(backend, wait))
+    if events.profiling() or not (here or (_brief and not pipeline.under_way and not fixed())):
         return False
     started = time.perf_counter()
     done = _again(backend, computations, not here)  # type: ignore[misc]

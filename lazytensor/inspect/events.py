@@ -403,7 +403,7 @@ def _fold() -> None:
     for group in alike.values():
         timings = [raw[6] for raw in group]
         total = type(timings[0])()
-        for name in ("collect", "compile", "execute", "install", "outputs"):
+        for name in total.__slots__:
             setattr(total, name, sum(map(attrgetter(name), timings)))
         all_of_them = Cut(*group[0])._replace(timing=total)
         for name, value in samples(all_of_them, len(group)):

@@ -22,6 +22,7 @@ _leaves: dict[int, str] = {}  # by number of the data leaf
 
 def look(frame: FrameType | None) -> dict[int, str]:
     """Collect the names that can be seen from this frame outward; those of what is pending now, by leaf."""
+    _names.clear()
     for root, (name, _) in list(source.roots.items()):
         for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
             _note(tensor, f"{name}.{path}")

@@ -158,3 +158,10 @@ def test_cache_build_without_a_compiler_says_what_is_missing(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "no C++ compiler was found: install g++ or clang++" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
+
+
+def test_cache_import_of_a_file_that_is_no_archive_says_so(tmp_path: Path) -> None:
+    (tmp_path / "notes.tar").write_text("no archive")
+    done = lazytensor("cache", "import", str(tmp_path / "notes.tar"), LAZYTENSOR_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 1
+    assert done.stderr.strip() == "nothing was imported: not a gzip file"
