@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lazytensor import native
+from lazytensor import native, settings
 
 
 def _find(library: Path | None, name: str) -> Callable[..., int]:
@@ -51,6 +51,38 @@ def give_back() -> None:
 def leave_thread() -> None:
     """Cuts will run on another thread than this one: free what MKL keeps for it."""
     _free_buffers()
+
+
+def planned(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """The same run of a graph, in which what it makes and drops again has a place of its own (``native/arena.cpp``).
+
+    In the C library's heaps, what stays would lie between what was dropped: first steps of a GPT held 86 MB instead of
+    77, of a ResNet 59 instead of 50.
+    """
+    extension = native.extension()
+    if extension is None or not settings.keep_bytes:
+        return run
+    extension.open_arena(settings.keep_bytes)
+    plan = extension.Plan()
+
+    def in_places(*inputs: Any) -> list[Any]:
+        plan.begin()
+        completed = False
+        try:
+            results = run(*inputs)
+            completed = True
+        finally:
+            plan.end(completed)
+        return [result.clone() if _in_arena(extension, result) else result for result in results]
+
+    return in_places
+
+
+def _in_arena(extension: Any, result: Any) -> bool:
+    """Whether a result lies where the next run will write: this run has kept what the first one dropped."""
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
+        return False
+    return bool(extension.arena_holds(result.untyped_storage().data_ptr()))
 
 
 def empty() -> None:

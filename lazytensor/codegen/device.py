@@ -53,9 +53,7 @@ def load(locked: bool = False) -> ModuleType:
     path = _found(name)
     module = ModuleType(f"lazytensor._{name}")
     module.__file__ = str(path)
-    code = _compiled(path)
-    source.skip(code.co_filename)  # where it was when it was compiled: a cache can be moved
-    exec(code, module.__dict__)
+    exec(_compiled(path), module.__dict__)
     return module
 
 
@@ -75,11 +73,17 @@ def _found(name: str) -> Path:
         if fault:
             log.warning("lazytensor: %s %s; generating it again", path, fault)
         path = generate(path.parent) / path.name
-    source.skip(str(path))
     return path
 
 
 def _compiled(path: Path) -> CodeType:
+    """The code of a whole kernel module, whose lines are nobody's."""
+    code = _stored(path)
+    source.skip(code.co_filename)  # where it was when it was compiled: a cache can be moved, or reached by a link
+    return code
+
+
+def _stored(path: Path) -> CodeType:
     """The code of a whole source file, from beside it if that was compiled from the same text by the same Python."""
     text = path.read_bytes()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + text).digest()

@@ -145,3 +145,29 @@ def test_kernels_of_versions_long_gone_are_removed(cache: list[int]) -> None:
     assert "kernels-torch1.0-old" in left
     assert "kernels-torch1.11-old" not in left
     assert (home / "graphs").exists()
+
+
+MOVED = """
+import threading, torch, lazytensor as lt
+x = torch.ones(3, device="ltc")
+thread = threading.Thread(target=lambda: x * 2)  # two threads record: the kernels that take a lock are used
+thread.start()
+thread.join()
+y = x + 1  # line 7
+print(lt.why(y))
+"""
+
+
+def test_lines_are_the_program_s_where_the_cache_was_moved_after_it_was_compiled(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(MOVED)
+
+    def run(cache: Path) -> str:
+        environment = os.environ | {"LAZYTENSOR_CACHE_DIR": str(cache), "LAZYTENSOR_COMPILED_RECORDER": "0"}
+        line = [sys.executable, str(program)]
+        return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
+
+    before = run(tmp_path / "cache")
+    assert f"{program}:7" in before
+    (tmp_path / "cache").rename(tmp_path / "moved")
+    assert f"{program}:7" in run(tmp_path / "moved")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import lazytensor as lt
 from lazytensor import native
-from lazytensor.backend import compiler
+from lazytensor.backend import compiler, heap
 
 pytestmark = pytest.mark.skipif(
     compiler.find() is None or not lt.settings.compiled_recorder,
@@ -129,6 +129,43 @@ def test_one_run_at_a_time_has_the_arena(run: Run) -> None:
     run.plan.end(True)  # type: ignore[attr-defined]
     assert not inside(place)
     assert inside(other("a64 -a")["a"])
+
+
+def test_what_the_first_tier_makes_and_drops_has_a_place_too() -> None:
+    places = []
+
+    def run(x: Tensor, keep: bool) -> list[Tensor]:
+        between = x + 1
+        places.append(between.data_ptr())
+        return [between if keep else between * 2]
+
+    planned = heap.planned(run)
+    x = torch.zeros(16 * KB)
+    results = [planned(x, False)[0] for _ in range(3)]
+    assert places[1] == places[2]
+    assert inside(places[2])
+    kept = planned(x, True)[0]  # what every run before has dropped
+    results += [planned(x, False)[0] for _ in range(2)]
+    assert not any(inside(each.data_ptr()) for each in (kept, *results))
+    assert bool((kept == 1).all())
+    assert all(bool((each == 2).all()) for each in results)
+
+
+def test_a_first_tier_that_raises_runs_again() -> None:
+    def run(x: Tensor, fails: bool) -> list[Tensor]:
+        between = x + 1
+        if fails:
+            raise ValueError("no")
+        return [between * 2]
+
+    planned = heap.planned(run)
+    x = torch.zeros(16 * KB)
+    for fails in (True, False, True, False):
+        if fails:
+            with pytest.raises(ValueError, match="no"):
+                planned(x, True)
+        else:
+            assert bool((planned(x, False)[0] == 2).all())
 
 
 def test_the_results_of_steps_with_a_plan_are_eager_s() -> None:

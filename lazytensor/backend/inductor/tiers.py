@@ -58,14 +58,14 @@ class FirstTier:
         self.graph = graph
         self.compile_graph = compile_graph
         self.left = _INTERPRETED
-        self.run: Runs = Program(graph)
+        self.run = heap.planned(Program(graph))
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the graph."""
         if self.left:
             self.left -= 1
             if not self.left:
-                self.run = self.compile_graph(self.graph)
+                self.run = heap.planned(self.compile_graph(self.graph))
         return self.run(*inputs)
 
 
@@ -179,7 +179,7 @@ class Tiered:
                 return self.first(inputs)
             self.mends = [i for i, (r, v) in pairs if misplaced(r, v.spec)]
             self._first = None
-            heap.give_back()  # what the first tier and these copies have freed
+            heap.empty()  # of what the first tier and these copies needed
         else:
             results = compiled(*inputs)
         for number in self.mends:
