@@ -168,7 +168,9 @@ PyObject* spec_of(const at::Tensor& tensor, const Geometry*& like) {
   return like->spec;
 }
 
-void values_in(PyObject* args, std::vector<PyObject*>& found) {
+using Values = c10::SmallVector<PyObject*, 8>;
+
+void values_in(PyObject* args, Values& found) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
     PyObject* each = PyTuple_GET_ITEM(args, i);
     if (Py_TYPE(each) == model.Value) found.push_back(each);
@@ -188,7 +190,7 @@ Ref next_sequence() {
 
 // A node without outputs; as ir.Node.
 Ref new_node(PyObject* op, PyObject* args, Ref line) {
-  std::vector<PyObject*> values;
+  Values values;
   values_in(args, values);
   Ref inputs(ok(PyTuple_New(values.size())));
   long depth = 0;
@@ -221,7 +223,7 @@ Ref new_value(PyObject* node, size_t index, PyObject* spec) {
 }
 
 // Give a node its outputs, whose data is this, and keep that.
-PyObject* set_outputs(PyObject* node, const std::vector<at::Tensor>& made, bool view, std::vector<const Geometry*>& looks) {
+PyObject* set_outputs(PyObject* node, c10::ArrayRef<at::Tensor> made, bool view, std::vector<const Geometry*>& looks) {
   looks.resize(std::max(looks.size(), made.size()));
   Ref outputs(ok(PyTuple_New(made.size())));
   for (size_t i = 0; i < made.size(); i++) {
@@ -257,7 +259,7 @@ PyObject* root(PyObject* value) {
 // Whether nothing that is written shares memory, with itself or with another argument; as shapes.apart, but for geometries that
 // are not plain, of which nothing is said here.
 bool apart(PyObject* args, PyObject* target) {
-  std::vector<PyObject*> targets, all;
+  Values targets, all;
   if (PyTuple_Check(target)) values_in(target, targets);
   else if (Py_TYPE(target) == model.Value) targets.push_back(target);
   if (targets.empty()) return false;

@@ -82,8 +82,8 @@ struct Result {
 
 // A call whose table entry is known, in words that can be compared without the lock (see Recorder::words).
 struct Known {
-  std::vector<uint64_t> words;
-  std::vector<Result> results;  // for an op in place: what is written
+  c10::SmallVector<uint64_t, 8> words;
+  c10::SmallVector<Result, 1> results;  // for an op in place: what is written
   PyObject *key, *entry;        // of the Python table: they keep every object that `words` and `results` point to
   Known* next = nullptr;        // of the same hash
   size_t users = 0;             // the table, cells and views

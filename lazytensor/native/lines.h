@@ -20,7 +20,8 @@
 #include "cells.h"
 #include "objects.h"
 
-// PyFrame_GetVar came with 3.12; what stands in for it in 3.11 makes a dictionary of all locals, for every operation.
+// The interpreter's own frames in 3.11, see Frame.  (PyFrame_GetVar came with 3.12, too: what stands in for it makes a dictionary
+// of all locals, for every operation.)
 #if PY_VERSION_HEX < 0x030C0000
 #define Py_BUILD_CORE
 #include <internal/pycore_frame.h>
@@ -54,7 +55,7 @@ struct Found {
 };
 
 std::unordered_map<Place, Found, PlaceHash> lines;  // and the paths of modules
-std::unordered_map<PyObject*, bool> library;  // code -> whether it is PyTorch's, ours, or Python's
+ska::flat_hash_map<PyObject*, bool> library;  // code -> whether it is PyTorch's, ours, or Python's
 
 template <class T>
 uint64_t word_of(T* object) { return reinterpret_cast<uint64_t>(object); }
@@ -77,42 +78,83 @@ bool is_library(PyObject* code) {
   return ours;
 }
 
+// --- frames
+
+#if PY_VERSION_HEX < 0x030C0000
+// A frame of the interpreter itself, borrowed: what is below this code stays as it is while this code runs.  A frame object is
+// made when Python has to see it; to hold and release one for every frame of a deep stack takes longer than to run a small op.
+struct Frame {
+  _PyInterpreterFrame* p = nullptr;
+  static Frame innermost() { return complete(PyThreadState_Get()->cframe->current_frame); }
+  static Frame complete(_PyInterpreterFrame* frame) {
+    while (frame != nullptr && _PyFrame_IsIncomplete(frame)) frame = frame->previous;
+    return {frame};
+  }
+  Frame back() const { return complete(p->previous); }
+  PyObject* code() const { return reinterpret_cast<PyObject*>(p->f_code); }
+  uint64_t instruction() const { return reinterpret_cast<uint64_t>(p->prev_instr); }
+  // The first argument of the function.
+  Ref first() const { return Ref(Py_NewRef(p->localsplus[0])); }
+  Ref object() const {
+    Ref frame(Py_XNewRef(reinterpret_cast<PyObject*>(PyEval_GetFrame())));
+    while (frame.p != nullptr && reinterpret_cast<PyFrameObject*>(frame.p)->f_frame != p)
+      frame = Ref(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.p))));
+    return frame;
+  }
+  explicit operator bool() const { return p != nullptr; }
+};
+#else
+// As above, with frame objects.
+struct Frame {
+  Ref held;
+  PyObject* code_ = nullptr;  // the frame holds it
+  Frame() = default;
+  explicit Frame(PyFrameObject* owned) : held(reinterpret_cast<PyObject*>(owned)) {
+    if (owned != nullptr) code_ = Ref(reinterpret_cast<PyObject*>(PyFrame_GetCode(owned))).p;
+  }
+  Frame(const Frame& other) : held(Py_XNewRef(other.held.p)), code_(other.code_) {}
+  Frame(Frame&&) = default;
+  Frame& operator=(Frame other) {
+    std::swap(held.p, other.held.p);
+    code_ = other.code_;
+    return *this;
+  }
+  static Frame innermost() { return Frame(reinterpret_cast<PyFrameObject*>(Py_XNewRef(reinterpret_cast<PyObject*>(PyEval_GetFrame())))); }
+  PyFrameObject* p() const { return reinterpret_cast<PyFrameObject*>(held.p); }
+  Frame back() const { return Frame(PyFrame_GetBack(p())); }
+  PyObject* code() const { return code_; }
+  uint64_t instruction() const { return PyFrame_GetLasti(p()); }
+  Ref first() const {
+    static PyObject* name = PyUnicode_InternFromString("self");
+    return Ref(ok(PyFrame_GetVar(p(), name)));
+  }
+  Ref object() const { return Ref(Py_NewRef(held.p)); }
+  explicit operator bool() const { return held.p != nullptr; }
+};
+#endif
+
 // The frames that tell a line: the innermost of the user's, and those of the innermost and outermost call of a module.
 struct Frames {
-  Ref user, code, inner, outer;
+  Frame user, inner, outer;
 };
-
-Ref as_ref(PyFrameObject* frame) { return Ref(reinterpret_cast<PyObject*>(frame)); }
-PyFrameObject* as_frame(const Ref& ref) { return reinterpret_cast<PyFrameObject*>(ref.p); }
 
 Frames frames(bool modules) {
   Frames found;
-  Ref frame(Py_XNewRef(reinterpret_cast<PyObject*>(PyEval_GetFrame())));
-  while (frame.p != nullptr) {
-    Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(as_frame(frame))));
-    if (code.p == model.module_call) {
-      if (found.inner.p == nullptr) found.inner = Ref(Py_NewRef(frame.p));
-      found.outer = Ref(Py_NewRef(frame.p));
-    } else if (found.user.p == nullptr && !is_library(code.p)) {
-      found.user = Ref(Py_NewRef(frame.p));
-      found.code = std::move(code);
+  for (Frame frame = Frame::innermost(); frame; frame = frame.back()) {
+    PyObject* code = frame.code();
+    if (code == model.module_call) {
+      if (!found.inner) found.inner = frame;
+      found.outer = frame;
+    } else if (!found.user && !is_library(code)) {
+      found.user = frame;
       if (!modules) break;
     }
-    frame = as_ref(PyFrame_GetBack(as_frame(frame)));
   }
   return found;
 }
 
 // The module that is called in a frame: the first argument of Module._wrapped_call_impl.
-Ref called(const Ref& frame) {
-  if (frame.p == nullptr) return Ref();
-#if PY_VERSION_HEX < 0x030C0000
-  return Ref(Py_NewRef(as_frame(frame)->f_frame->localsplus[0]));
-#else
-  static PyObject* name = PyUnicode_InternFromString("self");
-  return Ref(ok(PyFrame_GetVar(as_frame(frame), name)));
-#endif
-}
+Ref called(const Frame& frame) { return frame ? frame.first() : Ref(); }
 
 bool is_still(PyObject* weak, PyObject* object) {
   if (weak == nullptr) return object == nullptr;
@@ -147,8 +189,9 @@ enum { FILE_NAME, NUMBER, FUNCTION, FORWARD, MODULE };  // the fields of source.
 
 // The user's line of these frames; as source.Line.
 Ref new_line(const Frames& at, PyObject* forward, PyObject* module) {
-  auto* code = reinterpret_cast<PyCodeObject*>(at.code.p);
-  Ref number(ok(PyLong_FromLong(PyFrame_GetLineNumber(as_frame(at.user)))));
+  auto* code = reinterpret_cast<PyCodeObject*>(at.user.code());
+  Ref frame = at.user.object();
+  Ref number(ok(PyLong_FromLong(PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(frame.p)))));
   return Ref(ok(PyObject_CallFunctionObjArgs(model.Line, code->co_filename, number.p, code->co_name, forward, module, nullptr)));
 }
 
@@ -162,8 +205,8 @@ Ref forward_place(PyObject* line) {
 Ref module_path(const Frames& at, PyObject* inner, PyObject* outer) {
   Place place{word_of(inner), word_of(outer), 0, 2};
   if (PyObject* known = line_at(place, inner, outer)) return Ref(Py_NewRef(known));
-  Ref path(ok(PyObject_CallFunctionObjArgs(model.module_path, at.inner.p, at.outer.p, nullptr)));
-  return Ref(Py_NewRef(remember_line(place, std::move(path), at.code.p, nullptr, inner, outer)));
+  Ref path(ok(PyObject_CallFunctionObjArgs(model.module_path, at.inner.object().p, at.outer.object().p, nullptr)));
+  return Ref(Py_NewRef(remember_line(place, std::move(path), at.user.code(), nullptr, inner, outer)));
 }
 
 // --- in forward
@@ -193,13 +236,13 @@ void note_forward(PyObject* plain_name, PyObject* line) {
 
 Ref forward_line(PyObject* plain_name) {
   Frames at = frames(true);
-  if (at.user.p == nullptr) return Ref(Py_NewRef(model.unknown_line));
+  if (!at.user) return Ref(Py_NewRef(model.unknown_line));
   Ref inner = called(at.inner), outer = called(at.outer);
-  Place place{word_of(at.code.p), static_cast<uint64_t>(PyFrame_GetLasti(as_frame(at.user))), word_of(inner.p), word_of(outer.p)};
+  Place place{word_of(at.user.code()), at.user.instruction(), word_of(inner.p), word_of(outer.p)};
   PyObject* line = line_at(place, inner.p, outer.p);
   if (line == nullptr) {
     Ref module = inner.p == nullptr ? Ref(Py_NewRef(Py_None)) : module_path(at, inner.p, outer.p);
-    line = remember_line(place, new_line(at, Py_None, module.p), at.code.p, nullptr, inner.p, outer.p);
+    line = remember_line(place, new_line(at, Py_None, module.p), at.user.code(), nullptr, inner.p, outer.p);
   }
   note_forward(plain_name, line);
   return Ref(Py_NewRef(line));
@@ -296,12 +339,12 @@ Ref backward_line(const torch::autograd::Node& node, PyObject* op, PyObject* arg
   PyObject* origin = origin_of(node);
   if (origin == nullptr) return Ref(ok(PyObject_CallFunctionObjArgs(model.here, op, args, nullptr)));
   Frames at = frames(false);
-  if (at.user.p == nullptr) return Ref(Py_NewRef(model.unknown_line));
-  Place place{word_of(at.code.p), static_cast<uint64_t>(PyFrame_GetLasti(as_frame(at.user))), word_of(origin), 1};
+  if (!at.user) return Ref(Py_NewRef(model.unknown_line));
+  Place place{word_of(at.user.code()), at.user.instruction(), word_of(origin), 1};
   PyObject* line = line_at(place, nullptr, nullptr);
   if (line == nullptr) {
     Ref made = new_line(at, forward_place(origin).p, PyTuple_GET_ITEM(origin, MODULE));
-    line = remember_line(place, std::move(made), at.code.p, origin, nullptr, nullptr);
+    line = remember_line(place, std::move(made), at.user.code(), origin, nullptr, nullptr);
   }
   return Ref(Py_NewRef(line));
 }

@@ -73,7 +73,9 @@ class Recorder final : public c10::OperatorKernel {
       wait_for_owner();
     } else {
       Words key;
-      if (found(stack, key) || (made_leaves(stack) && found(stack, key)) || recorded(stack, key)) return;
+      if (found(stack, key)) return;
+      pybind11::gil_scoped_acquire gil;
+      if ((made_leaves(stack) && found(stack, key)) || recorded(stack, key)) return;
     }
     python.callBoxed(op, keys, stack);
   }
@@ -265,39 +267,6 @@ class Recorder final : public c10::OperatorKernel {
     return false;
   }
 
-  // Make leaves of the arguments that are data and were not used since the last cut: what most calls lack after one.  Whether
-  // that was all that a call lacked.
-  bool made_leaves(Stack* stack) const {
-    if (kind == Kind::Mutable) return false;
-    Call call{stack, stack->size() - arguments.size(), 0};
-    c10::SmallVector<PyObject*, 4> states;
-    auto add = [&](const c10::IValue& value) {
-      if (value.isNone()) return true;
-      const at::Tensor& tensor = value.toTensor();
-      Sight sight;
-      if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || see(tensor.unsafeGetTensorImpl(), sight))
-        return true;
-      PyObject* state = unused_data(tensor.unsafeGetTensorImpl());
-      if (state == nullptr) return false;
-      if (std::find(states.begin(), states.end(), state) == states.end()) states.push_back(state);
-      return true;
-    };
-    pybind11::gil_scoped_acquire gil;  // without it states and cells are safe to look at only `inside`
-    for (size_t i = 0; i < arguments.size(); i++) {
-      const c10::IValue& value = call.at(i);
-      if (arguments[i].form == Form::Tensor) {
-        if (!add(value)) return false;
-      } else if (arguments[i].form == Form::Tensors && !value.isNone()) {
-        if (!value.isList()) return false;
-        for (const c10::IValue& item : value.toListRef())
-          if (!add(item)) return false;
-      }
-    }
-    for (PyObject* state : states)
-      if (leaf(state).p == nullptr) return false;
-    return !states.empty();
-  }
-
   // Put the results of a known call on the stack; false, and nothing done, if Python is needed for that.
   bool made(const Call& call, Known* known) {
     switch (kind) {
@@ -345,8 +314,39 @@ class Recorder final : public c10::OperatorKernel {
 
   // --- with it
 
+  // Make leaves of the arguments that are data and were not used since the last cut: what most calls lack after one.  Whether
+  // that was all that a call lacked.  (Without the lock, states and cells are safe to look at only `inside`.)
+  bool made_leaves(Stack* stack) const {
+    if (kind == Kind::Mutable) return false;
+    Call call{stack, stack->size() - arguments.size(), 0};
+    c10::SmallVector<PyObject*, 4> states;
+    auto add = [&](const c10::IValue& value) {
+      if (value.isNone()) return true;
+      const at::Tensor& tensor = value.toTensor();
+      Sight sight;
+      if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || see(tensor.unsafeGetTensorImpl(), sight))
+        return true;
+      PyObject* state = unused_data(tensor.unsafeGetTensorImpl());
+      if (state == nullptr) return false;
+      if (std::find(states.begin(), states.end(), state) == states.end()) states.push_back(state);
+      return true;
+    };
+    for (size_t i = 0; i < arguments.size(); i++) {
+      const c10::IValue& value = call.at(i);
+      if (arguments[i].form == Form::Tensor) {
+        if (!add(value)) return false;
+      } else if (arguments[i].form == Form::Tensors && !value.isNone()) {
+        if (!value.isList()) return false;
+        for (const c10::IValue& item : value.toListRef())
+          if (!add(item)) return false;
+      }
+    }
+    for (PyObject* state : states)
+      if (leaf(state).p == nullptr) return false;
+    return !states.empty();
+  }
+
   bool recorded(Stack* stack, Words& key_words) {
-    pybind11::gil_scoped_acquire gil;
     flush_numbers();
     Call call{stack, stack->size() - arguments.size(), PyList_GET_SIZE(model.numbers)};
     Ref entry, key;
@@ -456,9 +456,9 @@ class Recorder final : public c10::OperatorKernel {
       stack.push_back(on_cpu(arguments[i].form, call.at(i), PyTuple_GET_ITEM(key, i)));
     }
     run_on_cpu(maker->handle, &stack);
-    std::vector<at::Tensor> made;
+    c10::SmallVector<at::Tensor, 4> made;
     if (maker->returns_list) {
-      made = stack[0].toTensorVector();
+      for (const at::Tensor& each : stack[0].toTensorList()) made.push_back(each);
     } else {
       for (const c10::IValue& each : stack) made.push_back(each.toTensor());
     }
