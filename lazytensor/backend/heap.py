@@ -53,17 +53,18 @@ def leave_thread() -> None:
     _free_buffers()
 
 
-def planned(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """The same run of a graph, in which what it makes and drops again has a place of its own (``native/arena.cpp``).
+def planned(run: Callable[..., list[Any]], nbytes: int) -> Callable[..., list[Any]]:
+    """The same run of a graph, in which what it makes and drops again has a place of its own (``native/arena.cpp``), if
+    its values have so many bytes that it is worth that.
 
     In the C library's heaps, what stays would lie between what was dropped: first steps of a GPT held 86 MB instead of
     77, of a ResNet 59 instead of 50.
     """
     extension = native.extension()
-    if extension is None or not settings.keep_bytes:
+    if extension is None or not settings.keep_bytes or nbytes < WORTH:
         return run
     extension.open_arena(settings.keep_bytes)
-    plan = extension.Plan()
+    plan = extension.Plan(gives_back=False)  # that takes a millisecond, and compiled code will soon do it
 
     def in_places(*inputs: Any) -> list[Any]:
         plan.begin()

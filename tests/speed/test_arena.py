@@ -139,7 +139,7 @@ def test_what_the_first_tier_makes_and_drops_has_a_place_too() -> None:
         places.append(between.data_ptr())
         return [between if keep else between * 2]
 
-    planned = heap.planned(run)
+    planned = heap.planned(run, heap.WORTH)
     x = torch.zeros(16 * KB)
     results = [planned(x, False)[0] for _ in range(3)]
     assert places[1] == places[2]
@@ -158,7 +158,7 @@ def test_a_first_tier_that_raises_runs_again() -> None:
             raise ValueError("no")
         return [between * 2]
 
-    planned = heap.planned(run)
+    planned = heap.planned(run, heap.WORTH)
     x = torch.zeros(16 * KB)
     for fails in (True, False, True, False):
         if fails:

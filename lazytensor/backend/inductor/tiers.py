@@ -58,14 +58,14 @@ class FirstTier:
         self.graph = graph
         self.compile_graph = compile_graph
         self.left = _INTERPRETED
-        self.run = heap.planned(Program(graph))
+        self.run = heap.planned(Program(graph), graph.nbytes)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the graph."""
         if self.left:
             self.left -= 1
             if not self.left:
-                self.run = heap.planned(self.compile_graph(self.graph))
+                self.run = heap.planned(self.compile_graph(self.graph), self.graph.nbytes)
         return self.run(*inputs)
 
 
