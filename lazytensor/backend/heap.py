@@ -64,7 +64,7 @@ def planned(run: Callable[..., list[Any]], nbytes: int) -> Callable[..., list[An
     if extension is None or not settings.keep_bytes or nbytes < WORTH:
         return run
     extension.open_arena(settings.keep_bytes)
-    plan = extension.Plan(gives_back=False)  # that takes a millisecond, and compiled code will soon do it
+    plan = extension.Plan()
 
     def in_places(*inputs: Any) -> list[Any]:
         plan.begin()

@@ -137,7 +137,7 @@ void Plan::end(bool completed) {
     while (next < events.size() && is_over(events[next])) next++;
     if (next < events.size()) mend();
     runs_planned++;
-    if (gives_back && std::ranges::find(SETTLED, runs_planned) != std::end(SETTLED)) trim(0);
+    if (std::ranges::find(SETTLED, runs_planned) != std::end(SETTLED)) trim(0);
   }
   alive.clear();
   taken = false;
@@ -191,7 +191,7 @@ bool Plan::is_over(const Event& event) const {
 void Plan::learn() {
   size = lay_out(blocks);
   state = size <= reserved ? FOLLOW : NEVER;
-  if (gives_back) trim(WORTH);  // what this run has freed will not be asked for again
+  trim(WORTH);  // what this run has freed will not be asked for again
 }
 
 // The block that the plan waited for in vain, and those that are still there, have no place in it any more.

@@ -18,10 +18,6 @@ class Plan {
     bool outlives() const { return dropped == 0; }
   };
 
-  // `gives_back`: whether what the C library has free is given back once the plan is made and followed: not by those that other
-  // code will take the place of.
-  explicit Plan(bool gives_back = true) : gives_back(gives_back) {}
-
   // Begin a run in the calling thread, and end it; to end one that has ended does nothing.  A run that begins while another has the arena goes without.
   void begin();
   void end(bool completed);
@@ -46,7 +42,6 @@ class Plan {
   void mend();
   bool is_over(const Event& event) const;
 
-  bool gives_back;
   enum { LEARN, FOLLOW, NEVER } state = LEARN;
   std::vector<Block> blocks;
   std::vector<Event> events;

@@ -82,7 +82,7 @@ bool is_library(PyObject* code) {
 
 #if PY_VERSION_HEX < 0x030C0000
 // A frame of the interpreter itself, borrowed: what is below this code stays as it is while this code runs.  A frame object is
-// made when Python has to see it; to hold and release one for every frame of a deep stack takes longer than to run a small op.
+// made when Python has to see it.
 struct Frame {
   _PyInterpreterFrame* p = nullptr;
   static Frame innermost() { return complete(PyThreadState_Get()->cframe->current_frame); }

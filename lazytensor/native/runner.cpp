@@ -415,7 +415,7 @@ void add_runner(PyObject* to) {
       .def("reap", &Queue::reap)
       .def("__len__", &Queue::size);
   py::class_<arena::Plan>(module, "Plan", "Where the temporaries of one graph lie.")
-      .def(py::init<bool>(), py::arg("gives_back") = true)
+      .def(py::init())
       .def("begin", &arena::Plan::begin)
       .def("end", &arena::Plan::end)
       .def("bytes", &arena::Plan::bytes);
