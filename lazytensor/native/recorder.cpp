@@ -111,8 +111,11 @@ class Recorder final : public c10::OperatorKernel {
   // The arguments of a call in a form that can be compared: what they point to, or what they are.  An odd word never is an
   // address, so a number, a default and a missing argument cannot be taken for an object.  Numbers are lifted on the way, as the
   // ones from `number` on; false if an argument is not known without the lock.
-  enum : uint64_t { NONE = 1, DEFAULT = 3, INTEGER = 5, REAL = 7, BOOLEAN = 9, TEXT = 11, LIST = 13 };
+  enum : uint64_t { NONE = 1, DEFAULT = 3, INTEGER = 5, REAL = 7, BOOLEAN = 9, TEXT = 11, LIST = 13, CHOICE = 15 };
   using Words = c10::SmallVector<uint64_t, 16>;
+
+  // One of PyTorch's enumerations, or the number of a device: no other word, whichever it is.  (int8 is 1 among the dtypes.)
+  static uint64_t choice(int64_t number) { return static_cast<uint64_t>(number) << 8 | CHOICE; }
 
   bool words(const Call& call, Words& out, Py_ssize_t number) const {
     size_t defaults = first_default(call);
@@ -157,12 +160,12 @@ class Recorder final : public c10::OperatorKernel {
           if (!plain_word(value, out)) return false;
           break;
         case Form::Dtype: case Form::Layout: case Form::MemoryFormat:
-          out.push_back(value.toInt());
+          out.push_back(choice(value.toInt()));
           break;
         case Form::Device: {
           auto device = value.toDevice();
           if (device.type() != c10::DeviceType::PrivateUse1 || !device.has_index()) return false;
-          out.push_back(device.index());
+          out.push_back(choice(device.index()));
           break;
         }
         case Form::Dropped:

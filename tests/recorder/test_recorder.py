@@ -330,3 +330,25 @@ def test_reading_a_number_does_not_enter_the_python_kernel() -> None:
     read, refused = done.stdout.splitlines()
     assert read == "[1.5, True, -2, (1-2j), 3.5] 5 0"
     assert "a Tensor with 2 elements cannot be converted to Scalar" in refused
+
+
+DTYPES = (None, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16)
+DTYPES += (torch.float32, torch.float64, torch.complex64)
+FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last)
+
+
+@needs_it
+@pytest.mark.parametrize("first", range(len(DTYPES)))
+def test_every_choice_of_dtype_and_layout_is_a_call_of_its_own(compiled: Any, first: int) -> None:
+    """Whichever comes first: ``zeros_like(x, dtype=torch.int8)`` once gave the float32 of ``zeros_like(x)``."""
+    x, image = torch.ones(3, device="ltc"), torch.ones(1, 2, 3, 3, device="ltc")
+    dtypes = DTYPES[first:] + DTYPES[:first]
+    for _ in range(3):
+        for dtype in dtypes:
+            assert torch.zeros_like(x, dtype=dtype).dtype == (dtype or torch.float32)
+            assert torch.sum(x, dtype=dtype).dtype == (dtype or torch.float32)
+            assert torch.ones_like(x, dtype=dtype).dtype == (dtype or torch.float32)
+        for form in FORMATS[first % 3 :] + FORMATS[: first % 3]:
+            assert image.clone(memory_format=form).stride() == torch.ones(1, 2, 3, 3).clone(memory_format=form).stride()
+            assert torch.empty_like(image).stride() == (18, 9, 3, 1)
+        lt.sync()
