@@ -109,8 +109,11 @@ _ANY = "any"
 
 def _mark_of(file: str, cut: int | str | None = None) -> Path:
     """An empty file that says: a graph that begins in this source file was stored, and as which cut it first came."""
-    folder = settings.cache_directory() / "begun"
-    return folder / (key_of(file) if cut is None else f"{key_of(file)}.{cut}")
+    return Path(_begun()) / (key_of(file) if cut is None else f"{key_of(file)}.{cut}")
+
+
+def _begun() -> str:
+    return f"{settings.cache_path()}/begun"
 
 
 def compiled_before(file: str, cut: int | None = None) -> bool:
@@ -128,7 +131,7 @@ def compiled_before(file: str, cut: int | None = None) -> bool:
 
 @functools.cache
 def _was_there(folder: str, file: str, cut: int | str | None) -> bool:
-    return _mark_of(file, cut).exists()
+    return os.path.isdir(_begun()) and _mark_of(file, cut).exists()  # the first step of a first run asks
 
 
 def note(key: str, text: str) -> None:
@@ -145,13 +148,22 @@ def note(key: str, text: str) -> None:
 def noted(key: str) -> str:
     """What was last learnt of an entry; nothing if nothing was."""
     try:
-        return _note_of(key).read_text()
+        return _note_of(key).read_text() if anything_noted() else ""
     except (OSError, ValueError):
         return ""
 
 
+def anything_noted() -> bool:
+    """Whether anything was ever learnt of an entry."""
+    return os.path.isdir(_notes())
+
+
 def _note_of(key: str) -> Path:
-    return settings.cache_directory() / "notes" / key
+    return Path(_notes()) / key
+
+
+def _notes() -> str:
+    return f"{settings.cache_path()}/notes"
 
 
 def _fingerprint(path: Path) -> list[Any]:

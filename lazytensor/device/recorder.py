@@ -50,6 +50,7 @@ def install(kernels: ModuleType) -> bool:
         found.install_reader()
     found.enable(True)
     ahead.use_compiled(found)
+    ahead.begin()
     cut.use_compiled(found)
     storage.adopt, storage.flush_numbers, storage.view_in_cpp = found.adopt, found.flush_numbers, found.view
     record.forget_calls = _forget_calls
@@ -90,6 +91,7 @@ def _parts() -> dict[str, Any]:
         "young": ahead._young,
         "old": ahead._old,
         "look": ahead.look,
+        "decide": ahead.decide,
         "unasked": record.unasked,
         "budget_room": budget.room,
         "ir_globals": vars(ir),

@@ -45,11 +45,8 @@ _seconds = 0.0  # spent on the ops of this trace here
 
 def run(op: Op, args: tuple[Any, ...]) -> Any:
     """What a new op gives for the data of its arguments; None if it is only recorded."""
-    global on
     if on is None:
-        on = _wanted()
-        if on:
-            switched(YOUNG_BYTES)
+        decide()
     if not on or not _pure(op):
         return None
     data = {}
@@ -62,6 +59,14 @@ def run(op: Op, args: tuple[Any, ...]) -> Any:
             return None
         data[value] = found
     return _call(op, args, data)
+
+
+def decide() -> None:
+    """The first new op of a trace has come: decide whether it is run ahead."""
+    global on
+    on = _wanted()
+    if on:
+        switched(YOUNG_BYTES)
 
 
 def keep(outputs: tuple[Value | None, ...], result: Any) -> None:
@@ -88,6 +93,8 @@ def keep(outputs: tuple[Value | None, ...], result: Any) -> None:
 
 # Replaced where there is a compiled recorder, which runs most new ops and makes their nodes (``native/births.h``).
 switched: Callable[[int | None], None] = lambda bytes_before_a_look: None  # noqa: E731
+_await_new: Callable[[], None] = lambda: None  # noqa: E731  (ask `decide` when the next new op comes)
+_results: Callable[[list[Value]], list[torch.Tensor] | None] = lambda values: None  # noqa: E731  (`results`, if all is usual)
 _compiled_seconds: Callable[[], float] = lambda: 0.0  # noqa: E731
 _newborn: Callable[[Value], torch.Tensor | None] = lambda value: None  # noqa: E731  (what was made there)
 _hand_over: Callable[[], None] = lambda: None  # noqa: E731  (and let it be in `_young`)
@@ -95,7 +102,8 @@ _hand_over: Callable[[], None] = lambda: None  # noqa: E731  (and let it be in `
 
 def use_compiled(extension: Any) -> None:
     """Let C++ run new ops as they are recorded, while that is wanted."""
-    global switched, _compiled_seconds, _newborn, _hand_over
+    global switched, _await_new, _results, _compiled_seconds, _newborn, _hand_over
+    _await_new, _results = extension.await_new, extension.results
     switched, _compiled_seconds = extension.run_ahead, extension.ahead_seconds
     _newborn, _hand_over = extension.newborn, extension.hand_over
 
@@ -117,6 +125,9 @@ def tells(op: Op, result: Any) -> bool:
 
 def results(values: list[Value]) -> list[torch.Tensor] | None:
     """The results of a cut with these values, each in memory of its own, if all are there; asked while ``on``."""
+    usual = _results(values)
+    if usual is not None:
+        return usual
     found = []
     for value in values:
         tensor = _data(value)
@@ -152,6 +163,7 @@ def begin() -> None:
     global on, _seconds
     stop()
     on = None
+    _await_new()
     _seconds = 0.0
 
 

@@ -190,8 +190,10 @@ def _try_noted() -> None:
     """After one of the first cuts of a process: try the functions that were found to be pure by the one before."""
     if cut.misses >= MISSES:
         cut.missed = _nothing
+    if not settings.whole_functions or not whole.native.enabled() or not diskcache.anything_noted():
+        return
     key = _key()
-    if key is None or not settings.whole_functions or not whole.native.enabled():
+    if key is None:
         return
     noted: set[tuple[str, str]] = set()
     with contextlib.suppress(ValueError, TypeError):

@@ -174,7 +174,7 @@ def reset() -> None:
 
 
 # Graphs that were not compared yet, with the names of their data.
-_waiting: list[tuple[Known, dict[int, str]]] = []
+_waiting: list[tuple[Known, names.Seen]] = []
 _MOST_WAITING = 64
 
 
@@ -182,7 +182,6 @@ def miss(known: Known) -> None:
     """A graph was just compiled: say why in the log, or keep what tells why until somebody asks."""
     _sites[known.where] += 1
     _waiting.append((known, names.look(source.user_frame(sys._getframe(1)))))
-    names.forget()
     warm = any(k.hits and k.where == known.where for k in events.graphs.values())
     unexpected = warm or _sites[known.where] > WARM_UP
     if unexpected or log.isEnabledFor(logging.INFO):
@@ -195,8 +194,8 @@ def miss(known: Known) -> None:
 def compare_all() -> None:
     """Compare the graphs that were not compared yet with the nearest one known before each, in their order."""
     while _waiting:
-        known, leaves = _waiting.pop(0)
-        names.use(leaves)
+        known, seen = _waiting.pop(0)
+        names.use(seen)
         try:
             events.diagnose(_compare, known)
         finally:
@@ -215,7 +214,7 @@ def _compare(known: Known) -> None:
 def why_not(graph: Any) -> Blame | None:
     """What would be blamed if this graph, which is not known, were cut now."""
     frame: FrameType | None = source.user_frame(sys._getframe(1))
-    names.look(frame)
+    names.use(names.look(frame))
     try:
         old = nearest(graph)
         if old is None:

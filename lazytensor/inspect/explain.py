@@ -250,7 +250,7 @@ def why(tensor: torch.Tensor) -> Report:
     if value is None or value.leaf:
         data: dict[str, Any] = {"pending": False, "ops": 0, "lines": [], "reading_runs": 0}
         return Report("lazytensor: this tensor has its value", ["reading it runs nothing"], [], data)
-    names.look(source.user_frame(sys._getframe(1)))
+    names.use(names.look(source.user_frame(sys._getframe(1))))
     try:
         nodes = walk([value])
         leaves = {v: names.of_leaf(v) for n in nodes for v in n.inputs if v.leaf}

@@ -1,15 +1,17 @@
 """The user's names for data: which variable or parameter a leaf of the graph is.
 
-Looked up on a miss only.  Parameters and buffers are found through the modules that have been called; other tensors
-through the variables of the user's frames, one level of containers deep.
+Parameters and buffers are found through the modules that have been called; other tensors through the variables of the
+user's frames, one level of containers deep.  Those are there on a miss only, when they are looked at; a module is asked
+when somebody wants to know, which for the first steps of a program is mostly nobody.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +22,16 @@ _names: dict[int, str] = {}  # by id of a state that is alive while names are lo
 _leaves: dict[int, str] = {}  # by number of the data leaf
 
 
-def look(frame: FrameType | None) -> dict[int, str]:
-    """Collect the names that can be seen from this frame outward; those of what is pending now, by leaf."""
+class Seen(NamedTuple):
+    """What can be seen of the data leaves of a trace: the variables that they are, and the states behind them."""
+
+    variables: dict[int, str]
+    states: list[weakref.ref[storage.State]]
+
+
+def look(frame: FrameType | None) -> Seen:
+    """What can be seen of the data leaves of what is pending now, from this frame outward."""
     _names.clear()
-    for root, (name, _) in list(source.roots.items()):
-        for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
-            _note(tensor, f"{name}.{path}")
     depth = 0
     while frame is not None and depth < 20:
         if not source.is_library(frame.f_code.co_filename):
@@ -33,22 +39,30 @@ def look(frame: FrameType | None) -> dict[int, str]:
                 _note_any(value, name)
             depth += 1
         frame = frame.f_back
-    states = [id(reference()) for reference in storage.leaf_states]
-    found = {number: _names[state] for number, state in enumerate(states) if state in _names}
+    states = list(storage.leaf_states)
+    return Seen(_named(states), states)
+
+
+def _named(states: list[weakref.ref[storage.State]]) -> dict[int, str]:
+    """The names that were noted, by number of the leaf; they hold for one look only."""
+    found = {number: _names[id(state)] for number, each in enumerate(states) if id(state := each()) in _names}
     _names.clear()
-    use(found)
     return found
 
 
-def use(leaves: dict[int, str]) -> None:
-    """Call the data leaves of the graph that is looked at by these names."""
+def use(seen: Seen) -> None:
+    """Call the data leaves of the graph that is looked at by these names: a module's rather than a variable's."""
     global _leaves
-    _leaves = leaves
+    for root, (name, _) in list(source.roots.items()):
+        for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            _note(tensor, f"{name}.{path}")
+    _leaves = seen.variables | _named(seen.states)
 
 
 def forget() -> None:
-    """Let the names go: they hold for one look only."""
-    use({})
+    """Let the names go."""
+    global _leaves
+    _leaves = {}
 
 
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:

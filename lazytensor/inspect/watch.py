@@ -128,7 +128,7 @@ def detect_nan() -> Iterator[None]:
 
     def run(graph: Any) -> Any:
         def checked(*inputs: Any) -> list[Any]:
-            names.look(source.user_frame(sys._getframe(1)))
+            names.use(names.look(source.user_frame(sys._getframe(1))))
             try:
                 return Checked(graph)(*inputs)
             except Found as found:

@@ -31,6 +31,8 @@ int room = 0;
 ska::flat_hash_map<PyObject*, at::Tensor> newborn;
 constexpr int64_t SMALL = 16 << 10;  // bytes; so little is kept when nobody sees it: the same op may be recorded once more
 
+bool undecided = false;  // whether this trace had no new op yet, so that nobody knows whether it is run ahead
+
 void forget_newborn() {
   for (auto& [value, data] : newborn) Py_DECREF(value);
   newborn.clear();
@@ -39,6 +41,7 @@ void forget_newborn() {
 // A trace is run ahead from now on, or no longer.
 void switch_ahead(bool on, int64_t bytes) {
   ahead = on;
+  undecided = false;
   forget_newborn();
   holders.clear();
   unseen.clear();
@@ -304,6 +307,35 @@ PyObject* newborn_data(PyObject*, PyObject* value) {
   HANDLE_TH_ERRORS
   auto place = newborn.find(value);
   return place == newborn.end() ? Py_NewRef(Py_None) : THPVariable_Wrap(place->second);
+  END_HANDLE_TH_ERRORS
+}
+
+// results(values): the data of each of these values, if it was made here, is laid out as declared, and has memory of its own, apart
+// from that of the trace's data; else None.  As execute.ahead.results.
+PyObject* results(PyObject*, PyObject* values) {
+  HANDLE_TH_ERRORS
+  std::unordered_set<const void*> taken;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(model.leaf_data); i++) {
+    PyObject* data = PyList_GET_ITEM(model.leaf_data, i);
+    if (!THPVariable_CheckExact(data)) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(data);
+    if (tensor.has_storage()) taken.insert(tensor.storage().data());
+  }
+  Py_ssize_t count = PyList_GET_SIZE(values);
+  Ref found(ok(PyList_New(count)));
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject* value = PyList_GET_ITEM(values, i);
+    auto place = newborn.find(value);
+    if (place == newborn.end()) Py_RETURN_NONE;
+    const at::Tensor& tensor = place->second;
+    const Geometry* wanted = geometry_of(slot(value, model.value_spec));
+    const void* memory = tensor.storage().data();
+    bool own = wanted->plain && tensor.sizes() == c10::IntArrayRef(wanted->size) && tensor.is_contiguous() && tensor.storage_offset() == 0 &&
+               !tensor.is_conj() && !tensor.is_neg() && tensor.storage().nbytes() == tensor.nbytes();
+    if (!own || !taken.insert(memory).second) Py_RETURN_NONE;
+    PyList_SET_ITEM(found.p, i, ok(THPVariable_Wrap(tensor)));
+  }
+  return found.release();
   END_HANDLE_TH_ERRORS
 }
 

@@ -357,6 +357,10 @@ class Recorder final : public c10::OperatorKernel {
     try {
       key = canonical_call(call);
       entry = known(key.p);
+      if (entry.p == nullptr && undecided && maker) {
+        undecided = false;
+        Ref(ok(PyObject_CallNoArgs(model.decide)));
+      }
       if (entry.p == nullptr && ahead && maker) {
         entry = is_mutation() ? mutated(call, key.p) : born(call, key.p);
         is_new = true;
@@ -713,6 +717,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.young = get("young");
   model.old = get("old");
   model.look = get("look");
+  model.decide = get("decide");
   model.spec = get("spec");
   model.unasked = get("unasked");
   model.budget_room = get("budget_room");
@@ -819,6 +824,11 @@ PyMethodDef methods[] = {
     {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
     {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
     {"run_ahead", run_ahead, METH_O, "Run new ops as they are recorded, or leave them to Python."},
+    {"await_new", [](PyObject*, PyObject*) -> PyObject* {
+       undecided = true;
+       Py_RETURN_NONE;
+     }, METH_NOARGS, "Ask whether to run ahead when the next new op comes."},
+    {"results", results, METH_O, "The data of values, if it can be handed out as it is; else None."},
     {"hand_over", hand_over, METH_NOARGS, "Let Python have what was made by ops that were run as they were recorded."},
     {"newborn", newborn_data, METH_O, "What an op gave that was run as it was recorded, if Python does not have it; else None."},
     {"ahead_seconds", [](PyObject*, PyObject*) -> PyObject* { return PyFloat_FromDouble(ahead_seconds); }, METH_NOARGS,
