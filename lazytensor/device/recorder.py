@@ -54,6 +54,7 @@ def install(kernels: ModuleType) -> bool:
     cut.use_compiled(found)
     storage.adopt, storage.flush_numbers, storage.view_in_cpp = found.adopt, found.flush_numbers, found.view
     record.forget_calls = _forget_calls
+    source.line_of_found = found.line_of_found
     patches.ask_cpp_for_states(found.state)
     module = found
     watch.begin(found)
@@ -92,6 +93,7 @@ def _parts() -> dict[str, Any]:
         "old": ahead._old,
         "look": ahead.look,
         "decide": ahead.decide,
+        "stop": ahead.stop,
         "unasked": record.unasked,
         "budget_room": budget.room,
         "ir_globals": vars(ir),

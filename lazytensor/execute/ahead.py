@@ -35,6 +35,11 @@ from lazytensor.trace.shapes import DATA_DEPENDENT, call_arguments, clean, root
 _FEW = 16  # states that may be pending without data when the first new op comes: else most of the trace is no news
 YOUNG_BYTES = 4 << 20  # is made before what nobody can see any more is looked for; 16 take three times the page faults
 
+# The first step of a program that reads values has many cuts, and often the same ones: so many of its cuts at most are run
+# ahead though all of their calls were seen before.  To make their graphs takes longer than what that step needs them for.
+_FIRST_CUTS = 32
+first_step = True  # until something pending was cut because the program asked for it, and not for a value
+
 on: bool | None = None  # whether this trace is run ahead; None: it has no new op yet
 # Emptied, never replaced: the compiled recorder holds both.
 _young: dict[Value, torch.Tensor] = {}  # what was made, since the last look at who can see it
@@ -93,7 +98,7 @@ def keep(outputs: tuple[Value | None, ...], result: Any) -> None:
 
 # Replaced where there is a compiled recorder, which runs most new ops and makes their nodes (``native/births.h``).
 switched: Callable[[int | None], None] = lambda bytes_before_a_look: None  # noqa: E731
-_await_new: Callable[[], None] = lambda: None  # noqa: E731  (ask `decide` when the next new op comes)
+_await_first: Callable[[bool], None] = lambda calls: None  # noqa: E731  (ask `decide` when the next new op or call comes)
 _results: Callable[[list[Value]], list[torch.Tensor] | None] = lambda values: None  # noqa: E731  (`results`, if all is usual)
 _compiled_seconds: Callable[[], float] = lambda: 0.0  # noqa: E731
 _newborn: Callable[[Value], torch.Tensor | None] = lambda value: None  # noqa: E731  (what was made there)
@@ -102,8 +107,8 @@ _hand_over: Callable[[], None] = lambda: None  # noqa: E731  (and let it be in `
 
 def use_compiled(extension: Any) -> None:
     """Let C++ run new ops as they are recorded, while that is wanted."""
-    global switched, _await_new, _results, _compiled_seconds, _newborn, _hand_over
-    _await_new, _results = extension.await_new, extension.results
+    global switched, _await_first, _results, _compiled_seconds, _newborn, _hand_over
+    _await_first, _results = extension.await_first, extension.results
     switched, _compiled_seconds = extension.run_ahead, extension.ahead_seconds
     _newborn, _hand_over = extension.newborn, extension.hand_over
 
@@ -163,7 +168,7 @@ def begin() -> None:
     global on, _seconds
     stop()
     on = None
-    _await_new()
+    _await_first(first_step and cuts_made() < _FIRST_CUTS)  # noqa: F821  (set by the layer above)
     _seconds = 0.0
 
 

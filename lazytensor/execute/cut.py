@@ -137,6 +137,7 @@ last = CutTiming()
 look_at = 0
 look: Callable[[], None]
 missed: Callable[[], None] = lambda: None  # noqa: E731  (and this, when one was not)
+counts_anew: Callable[[], None] = lambda: None  # noqa: E731  (and this, when both counts begin anew)
 
 
 def cuts_made() -> int:
@@ -176,6 +177,8 @@ def _run_pending(cause: str, wait: bool) -> None:
         return
     if events.guard is not None:
         events.guard(cause)
+    if ahead.first_step and cause in events.EXPLICIT:
+        ahead.first_step = False
     profiled = events.span("lazytensor::cut") if events.profiling() else None  # ends when this call does
     values += storage.effects
     backend = registry.current()
@@ -195,8 +198,8 @@ def _run_pending(cause: str, wait: bool) -> None:
                 del computations[key]
                 raise
             timing.compile = time.perf_counter() - before
-        events.on_miss(computation, cause)
         missed()
+        events.on_miss(computation, cause)
     else:
         hits += 1
         if 0 < look_at <= hits:
@@ -577,6 +580,7 @@ def clear() -> None:
     computations.clear()
     hits = misses = 0
     cleared += 1
+    counts_anew()
     record.drop_nodes(set())
     ir.nodes_dropped(0)
 

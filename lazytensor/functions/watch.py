@@ -79,7 +79,7 @@ def begin(extension: Any) -> None:
     """Look for such functions from now on; the compiled recorder is in use."""
     whole.native = extension
     whole.proven = _note
-    cut.look_at, cut.look, cut.missed = LOOKS[0] - 1, _look, _try_noted
+    cut.look_at, cut.look, cut.missed, cut.counts_anew = LOOKS[0] - 1, _look, _try_noted, _break_off
 
 
 def _look() -> None:
@@ -102,6 +102,13 @@ def _look() -> None:
         return
     cut.look_at = next((each for each in LOOKS if each > cut.hits), 0)
     _try(end())
+
+
+def _break_off() -> None:
+    """The steps that are watched do not come again, or cuts are counted anew: nobody may come by soon to end the watch."""
+    if _watch is not None:
+        end()
+        cut.look_at = next((each for each in LOOKS if each >= cut.look_at), LOOKS[-1])
 
 
 def _is_usual() -> bool:
@@ -189,7 +196,7 @@ def _note() -> None:
 def _try_noted() -> None:
     """After one of the first cuts of a process: try the functions that were found to be pure by the one before."""
     if cut.misses >= MISSES:
-        cut.missed = _nothing
+        cut.missed = _break_off
     if not settings.whole_functions or not whole.native.enabled() or not diskcache.anything_noted():
         return
     key = _key()
@@ -199,7 +206,7 @@ def _try_noted() -> None:
     with contextlib.suppress(ValueError, TypeError):
         noted = {(str(file), str(name)) for file, name in json.loads(diskcache.noted(key) or "[]")}
     if not noted:
-        cut.missed = _nothing
+        cut.missed = _break_off
         return
     files = {file for file, _ in noted}
     for module in list(sys.modules.values()):
@@ -210,7 +217,3 @@ def _try_noted() -> None:
                     if each.__code__.co_filename == path and all(each is not known.function for known in whole.wholes):
                         _tried.add(each.__code__)
                         _Attempt(each, None)
-
-
-def _nothing() -> None:
-    pass

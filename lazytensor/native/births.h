@@ -32,6 +32,7 @@ ska::flat_hash_map<PyObject*, at::Tensor> newborn;
 constexpr int64_t SMALL = 16 << 10;  // bytes; so little is kept when nobody sees it: the same op may be recorded once more
 
 bool undecided = false;  // whether this trace had no new op yet, so that nobody knows whether it is run ahead
+bool calls_too = false;  // whether calls that were seen before are run ahead as well
 
 void forget_newborn() {
   for (auto& [value, data] : newborn) Py_DECREF(value);
@@ -225,6 +226,15 @@ Ref new_value(PyObject* node, size_t index, PyObject* spec) {
   return value;
 }
 
+// Keep the data of a value.
+void be_born(PyObject* value, const at::Tensor& data, bool view) {
+  auto [place, is_new] = newborn.insert_or_assign(value, data);
+  if (is_new) Py_INCREF(value);
+  int64_t bytes = bytes_of(data);
+  if (!view) young_bytes += bytes;
+  unchecked_bytes += bytes;
+}
+
 // Give a node its outputs, whose data is this, and keep that.
 PyObject* set_outputs(PyObject* node, c10::ArrayRef<at::Tensor> made, bool view, std::vector<const Geometry*>& looks) {
   looks.resize(std::max(looks.size(), made.size()));
@@ -235,11 +245,7 @@ PyObject* set_outputs(PyObject* node, c10::ArrayRef<at::Tensor> made, bool view,
       continue;
     }
     Ref value = new_value(node, i, spec_of(made[i], looks[i]));
-    auto [place, is_new] = newborn.insert_or_assign(value.p, made[i]);
-    if (is_new) Py_INCREF(value.p);
-    int64_t bytes = bytes_of(made[i]);
-    if (!view) young_bytes += bytes;
-    unchecked_bytes += bytes;
+    be_born(value.p, made[i], view);
     PyTuple_SET_ITEM(outputs.p, i, value.release());
   }
   unchecked++;
@@ -259,7 +265,7 @@ PyObject* root(PyObject* value) {
   }
 }
 
-// Whether nothing that is written shares memory, with itself or with another argument; as shapes.apart, but for geometries that
+// Whether nothing that is written shares memory, with itself or with another argument; as shapes.suspicions, but for geometries that
 // are not plain, of which nothing is said here.
 bool apart(PyObject* args, PyObject* target) {
   Values targets, all;

@@ -304,6 +304,17 @@ PyObject* line_of_found(uint64_t sequence, const std::string& wanted) {
   return nullptr;
 }
 
+// line_of_found(number, name): the same for Python; None if there is none.
+PyObject* line_of_found(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  unsigned long long sequence;
+  const char* wanted;
+  if (!PyArg_ParseTuple(args, "Ks", &sequence, &wanted)) return nullptr;
+  PyObject* line = line_of_found(sequence, std::string(wanted));
+  return Py_NewRef(line == nullptr ? Py_None : line);
+  END_HANDLE_TH_ERRORS
+}
+
 // --- in backward
 
 // The op behind an autograd node, as source._plain has it: `addmm` for AddmmBackward0; empty for what PyTorch did not derive.

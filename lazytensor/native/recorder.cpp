@@ -258,6 +258,7 @@ class Recorder final : public c10::OperatorKernel {
     key.clear();
     if (words(call, key, PyList_GET_SIZE(model.numbers) + before)) {
       Known* known = find(key, hash_of(key));
+      if (known != nullptr && calls_too && maker) run_again(call, known->key, known->entry);
       if (known != nullptr && made(call, known)) {
         calls_found++;
         if (noting) note_found(plain_name, known);
@@ -357,10 +358,8 @@ class Recorder final : public c10::OperatorKernel {
     try {
       key = canonical_call(call);
       entry = known(key.p);
-      if (entry.p == nullptr && undecided && maker) {
-        undecided = false;
-        Ref(ok(PyObject_CallNoArgs(model.decide)));
-      }
+      if (entry.p == nullptr && maker) decide();
+      if (entry.p != nullptr && calls_too && maker && kind != Kind::Mutable) run_again(call, key.p, entry.p);
       if (entry.p == nullptr && ahead && maker) {
         entry = is_mutation() ? mutated(call, key.p) : born(call, key.p);
         is_new = true;
@@ -453,8 +452,49 @@ class Recorder final : public c10::OperatorKernel {
 
   bool is_mutation() const { return kind == Kind::InPlace || kind == Kind::Mutable; }
 
-  // The entry of an op that is new, run on the data of its arguments.
-  Ref born(Call& call, PyObject* key) {
+  // Ask whether this trace is run ahead, if nobody has.
+  static void decide() {
+    if (!undecided) return;
+    undecided = false;
+    Ref(ok(PyObject_CallNoArgs(model.decide)));
+  }
+
+  // Run a call that was seen before, if the trace is run ahead and nothing has its data: else the trace could only be recorded
+  // from here on, and its graph would be made for it.
+  void run_again(const Call& call, PyObject* key, PyObject* entry) {
+    pybind11::gil_scoped_acquire gil;
+    decide();
+    if (!ahead) return;
+    c10::SmallVector<PyObject*, 4> values;
+    auto add = [&](PyObject* part) {
+      if (part != Py_None) values.push_back(part);
+      return part != Py_None && newborn.count(part) == 0;
+    };
+    PyObject* parts = kind == Kind::InPlace ? PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0) : entry;
+    bool missing = false;
+    if (Py_TYPE(parts) == model.Value) {
+      missing = add(parts);
+    } else {
+      Ref list(ok(PySequence_Fast(parts, "an entry")));
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.p); i++) missing = add(PySequence_Fast_GET_ITEM(list.p, i)) || missing;
+    }
+    if (!missing) return;
+    try {
+      c10::SmallVector<at::Tensor, 4> made = run(call, key);
+      made.erase(std::remove_if(made.begin(), made.end(), [](const at::Tensor& each) { return !each.defined(); }), made.end());
+      if (made.size() != values.size()) throw Leave();
+      for (size_t i = 0; i < made.size(); i++) {
+        const Geometry* look = geometry_of(slot(values[i], model.value_spec));
+        if (!looks_like(made[i].unsafeGetTensorImpl(), look)) throw Leave();
+        be_born(values[i], made[i], kind == Kind::View);
+      }
+    } catch (const Leave&) {
+      Ref(ok(PyObject_CallNoArgs(model.stop)));
+    }
+  }
+
+  // What an op gives for the data of its arguments.
+  c10::SmallVector<at::Tensor, 4> run(const Call& call, PyObject* key) {
     drop_unseen();
     Stack stack;
     stack.reserve(arguments.size());
@@ -473,6 +513,12 @@ class Recorder final : public c10::OperatorKernel {
       if (!each.defined() && maker->returns == 1) throw Leave();
       if (each.defined() && (each.layout() != at::kStrided || (kind != Kind::View && !in_own_memory(each)))) throw Leave();
     }
+    return made;
+  }
+
+  // The entry of an op that is new, run on the data of its arguments.
+  Ref born(Call& call, PyObject* key) {
+    c10::SmallVector<at::Tensor, 4> made = run(call, key);
     Ref args = made.empty() ? Ref(Py_NewRef(key)) : settled(key, made[0]);
     Ref node = new_node(maker->op, args.p, line_here(maker->op, maker->name(), args.p));
     PyObject* outputs = set_outputs(node.p, made, kind == Kind::View, maker->looks);
@@ -718,6 +764,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.old = get("old");
   model.look = get("look");
   model.decide = get("decide");
+  model.stop = get("stop");
   model.spec = get("spec");
   model.unasked = get("unasked");
   model.budget_room = get("budget_room");
@@ -824,10 +871,12 @@ PyMethodDef methods[] = {
     {"install", install, METH_VARARGS, "Put the compiled hit path before the Python kernel of an op; False if it cannot be."},
     {"enable", enable, METH_O, "Take the compiled path or not; returns what was."},
     {"run_ahead", run_ahead, METH_O, "Run new ops as they are recorded, or leave them to Python."},
-    {"await_new", [](PyObject*, PyObject*) -> PyObject* {
+    {"await_first", [](PyObject*, PyObject* calls) -> PyObject* {
        undecided = true;
+       calls_too = calls == Py_True;
        Py_RETURN_NONE;
-     }, METH_NOARGS, "Ask whether to run ahead when the next new op comes."},
+     }, METH_O, "Ask whether to run ahead when the next new op comes, or with True the next call."},
+    {"line_of_found", line_of_found, METH_VARARGS, "The line of a call that was found before this autograd node was made, or None."},
     {"results", results, METH_O, "The data of values, if it can be handed out as it is; else None."},
     {"hand_over", hand_over, METH_NOARGS, "Let Python have what was made by ops that were run as they were recorded."},
     {"newborn", newborn_data, METH_O, "What an op gave that was run as it was recorded, if Python does not have it; else None."},

@@ -62,6 +62,7 @@ def drop_nodes(keep: set[Node]) -> None:
             each.table.update(kept)
     for mutation in mutations:
         mutation.apart.clear()
+        mutation.assumed.clear()
         if mutation.table:
             kept = {k: v for k, v in mutation.table.items() if keep and _nodes(v) <= keep}
             mutation.table.clear()
@@ -122,6 +123,7 @@ def forget(names: Iterable[str]) -> None:
         if mutation.functional.name.partition(".")[0] in stems:
             mutation.table.clear()
             mutation.apart.clear()
+            mutation.assumed.clear()
 
 
 def _build(op: Op, args: tuple[Any, ...]) -> Any:
@@ -291,10 +293,11 @@ class Mutation:
 
     ``table`` maps the canonical arguments to ``(returns, written)``: the values to return and the values the written
     arguments take, each already of the written tensor's own geometry and dtype.  ``apart`` maps them likewise where
-    this is true only if the tensors behind them do not share memory, which the values alone cannot tell.
+    this is true only if the tensors behind them do not share memory, which the values alone cannot tell.  ``assumed``
+    has those of them of which it may be true for any, which is looked into when they come again.
     """
 
-    __slots__ = ("_overload", "apart", "functional", "name", "outs", "positions", "table")
+    __slots__ = ("_overload", "apart", "assumed", "functional", "name", "outs", "positions", "table")
 
     def __init__(self, name: str, functional: str, positions: tuple[int, ...] = (), outs: int = 0) -> None:
         self.name = name
@@ -303,6 +306,7 @@ class Mutation:
         self.outs = outs  # how many out= arguments follow
         self.table: dict[tuple[Any, ...], Any] = {}
         self.apart: dict[tuple[Any, ...], Any] = {}
+        self.assumed: set[tuple[Any, ...]] = set()
         self._overload: Any = None
         mutations.append(self)
 
@@ -343,7 +347,7 @@ class Mutation:
         does.
         """
         known = self.apart.get(args) if not outs else None
-        if known is not None and not shared():
+        if known is not None and args not in self.assumed and not shared():
             return known
         written = [args[i] for i in self.positions]
         for value in values_in(written):
@@ -358,10 +362,20 @@ class Mutation:
             results = _listed(intern(self.functional, self._functional_arguments(args, outs)))
             asked = tuple([o if o.size == v.size else _empty(o) for o, v in zip(outs, results, strict=True)])
         else:
-            found = self._in_place(args, written)
-            if found is not None:
-                self.table[args] = found
-                return found
+            twice, itself = shapes.suspicions(args, written)
+            again = args in self.assumed
+            self.assumed.discard(args)
+            if not itself and (not twice or not (again or shared())):
+                found = self._in_place(args, written)
+                if found is not None and twice:
+                    # True here.  To find out whether it is for any takes a hundred times as long, and may be for this
+                    # one step: the gradient of x * x is the sum of two that are the same.
+                    self.assumed.add(args)
+                    self.apart[args] = found
+                elif found is not None:
+                    self.table[args] = found
+                if found is not None:
+                    return found
         wanted, general = shapes.infer_mutation(self, args, asked, device, shared, out_values)
         results = _listed(intern(self.functional, self._functional_arguments(args, outs)))
         count = len(wanted)
@@ -378,11 +392,9 @@ class Mutation:
         return found
 
     def _in_place(self, args: tuple[Any, ...], written: list[Any]) -> Any:
-        """The table entry, if the functional op's results look like what they are written to, which nothing else can
-        be: then there is nothing that the mutating op could refuse.
+        """The table entry, if the functional op's results look like what they are written to.  If nothing else shares
+        the memory of that, there is nothing that the mutating op could refuse.
         """
-        if not shapes.apart(args, written):
-            return None
         try:
             results = _listed(intern(self.functional, args))
         except Exception:  # what the mutating op has to say about it is asked next

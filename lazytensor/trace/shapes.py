@@ -431,9 +431,9 @@ def _suspicions(args: tuple[Any, ...], written: list[Any], outs: tuple[Value, ..
     return len(roots) < len(targets) or (in_lists and count > 0), count > 0
 
 
-def apart(args: tuple[Any, ...], written: list[Any]) -> bool:
-    """Whether nothing that an op writes can share memory, with itself or with another argument."""
-    return not any(_suspicions(args, written, ())) and not any(may_overlap(v.spec) for v in values_in(written))
+def suspicions(args: tuple[Any, ...], written: list[Any]) -> tuple[bool, bool]:
+    """Whether what an op writes can share memory with another argument, and whether with itself."""
+    return any(_suspicions(args, written, ())), any(may_overlap(v.spec) for v in values_in(written))
 
 
 def _specs(written: Any) -> Any:

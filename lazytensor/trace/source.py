@@ -20,7 +20,7 @@ import re
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -188,6 +188,10 @@ def _built_in(name: str) -> str | None:
     return None if found is None else found[1].lower()
 
 
+# Replaced where there is a compiled recorder, which remembers the calls of a program's first steps that were not new.
+line_of_found: Callable[[int, str], Line | None] = lambda sequence, name: None  # noqa: E731
+
+
 def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
     wanted = _built_in(node.name())
     noted = forward.get(node._sequence_nr(), ())
@@ -196,6 +200,9 @@ def _origin(node: Any, args: tuple[Any, ...]) -> Line | None:
     for name, line in noted:
         if name.startswith(wanted):
             return line
+    line_of_call = line_of_found(node._sequence_nr(), wanted)
+    if line_of_call is not None:
+        return line_of_call
     from lazytensor.trace.ir import values_in
 
     values = values_in(args)

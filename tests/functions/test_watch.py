@@ -100,3 +100,24 @@ def test_nothing_is_looked_at_where_it_is_not_wanted(monkeypatch: pytest.MonkeyP
             step(Deep(), torch.randn(4, device="ltc"))
             lt.sync(wait=True)
     assert not any(each.name == "step" for each in whole.wholes)
+
+
+@pytest.mark.parametrize("ending", ["counted anew", "another step"])
+def test_a_watch_ends_where_the_steps_do(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """The profiling hook was left on for as many cuts as had been counted before ``lt.clear_cache()``."""
+    monkeypatch.setattr(watch, "LOOKS", (cut.hits + 3,))
+    monkeypatch.setattr(cut, "look_at", cut.hits + 3)
+    monkeypatch.setattr(cut, "missed", watch._break_off)
+    model = Deep()
+    for _ in range(20):
+        kept = step(model, torch.randn(4, device="ltc"))
+        lt.sync(wait=True)
+        if sys.getprofile() is not None:
+            break
+    assert sys.getprofile() is not None
+    if ending == "counted anew":
+        lt.clear_cache()
+    else:
+        kept = torch.ones(7, 5, 3, device="ltc").erf().sum(1)
+        lt.sync(wait=True)
+    assert sys.getprofile() is None and cut.look_at == watch.LOOKS[0]
