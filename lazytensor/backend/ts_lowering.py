@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lazytensor.backend.graph import single
+from lazytensor.backend.hardware import place
 from lazytensor.backend.lowering import LoweringContext
 from lazytensor.trace.ir import Const, Node, Number, Op, Spec, Value, flatten
 
@@ -50,9 +51,7 @@ class TSLoweringContext(LoweringContext):
         self.graph = torch._C.Graph()
         self.mends = {}
         self._constants: dict[Any, Any] = {}
-        self._device = (
-            torch.device(self.device.type, self.device.ordinal) if self.device.type != "cpu" else torch.device("cpu")
-        )
+        self._device = place(self.device)
 
     def make_parameter(self, leaf: Value | Number, number: int) -> Any:
         """A typed graph input: p0, p1, …"""
