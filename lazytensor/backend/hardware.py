@@ -102,6 +102,12 @@ class HardwareBackend(Backend):
             placed.copy_(tensor.detach())
         return self.data_class(self, spec, device, placed)
 
+    def to_host(self, data: BackendData, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A copy on the host."""
+        if may_overlap(data.spec):
+            return restrided(data.value.cpu(), data.spec).to(dtype or data.dtype)
+        return super().to_host(data, dtype)
+
     def on_data(self, run: Callable[..., list[Any]], graph: Graph) -> Callable[..., list[Any]]:
         """A function of tensors on the hardware as one of device data."""
         device = self.devices()[0]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import cpu_only
 from lazytensor.backend.contract import Failure, misplaced, out_of_memory, restrided
 from lazytensor.backend.graph import Graph, single
 from lazytensor.backend.interface import Backend
@@ -59,7 +60,7 @@ class Program:
         """It keeps a backend's promises by itself."""
         return self
 
-    def __init__(self, graph: Graph, device: torch.device = _CPU) -> None:
+    def __init__(self, graph: Graph, device: torch.device | None = None) -> None:
         self.graph = graph
         self.device = device
         self.slots: dict[Any, int] = {}
@@ -93,8 +94,10 @@ class Program:
         return self._slot(object(), argument)
 
     def _emit(self, node: Node, dying: list[Value]) -> None:
-        positional, keyword = self.graph.call(node, _Ref, self.device)
+        positional, keyword = self.graph.call(node, _Ref, self.device or _CPU)
         function = node.op.overload._op
+        if self.device is not None:
+            function = cpu_only.instead(node.op) or function
         fixed = {k: v for k, v in keyword.items() if not isinstance(v, _Ref)}
         moving = [(k, self.slots[v.value]) for k, v in keyword.items() if isinstance(v, _Ref)]
         if fixed:

@@ -74,7 +74,7 @@ class Interpreted:
 
     graph = "# run by the reference interpreter\n"
 
-    def __init__(self, nodes: list[Node], outputs: list[Value], device: torch.device) -> None:
+    def __init__(self, nodes: list[Node], outputs: list[Value], device: torch.device | None) -> None:
         self.program = Program(Graph(outputs, nodes=nodes), device)
         self.names = sorted({n.op.name for n in nodes})
         self.graph = f"# run by the reference interpreter: {', '.join(self.names)}\n"
@@ -178,7 +178,7 @@ class TSProgram:
 
     def _function(self, part: Graph, nodes: list[Node], native: bool, copies: set[int]) -> Any:
         if not native:
-            return Interpreted(nodes, part.outputs, self.backend.target or torch.device("cpu"))
+            return Interpreted(nodes, part.outputs, self.backend.target)
         context = TSLoweringContext(self.backend, "step", self.device)
         context.mends = self.mends
         for leaf in part.inputs:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import cpu_only
 from lazytensor.backend.graph import single
 from lazytensor.backend.hardware import place
 from lazytensor.backend.lowering import LoweringContext
@@ -180,6 +181,8 @@ def _typed(argument: Any, declared: Any) -> Any:
 def lowerable(node: Node, backend: Any) -> bool:
     """Whether TorchScript has the operator for this node with these arguments."""
     overload = node.op.overload
+    if backend.own_memory and cpu_only.instead(node.op) is not None:
+        return False
     numbers = tuple(a.kind if a.__class__ is Number else a.__class__ for a in flatten(node.args))
     key = (node.op.name, numbers)
     found = _lowerable.get(key)

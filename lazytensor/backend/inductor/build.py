@@ -47,7 +47,7 @@ def build(graph: Graph, numbers: list[Any], folder: Path, device: torch.device |
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    lowered = Lowering(graph, numbers, device or _CPU).run()
+    lowered = Lowering(graph, numbers, device).run()
     mode = FakeTensorMode()
     inputs = fake_inputs(graph, lowered, mode, device or _CPU)
     with torch.no_grad(), config.patch(**_OPTIONS):

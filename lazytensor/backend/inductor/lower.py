@@ -27,6 +27,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from lazytensor.backend import cpu_only
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.trace.ir import Node, Number, Value, flatten
@@ -58,7 +59,7 @@ class Lowering:
 
     graph: Graph
     values: list[Any]  # the numbers' values, for those that are baked
-    device: torch.device = _CPU  # of every tensor
+    device: torch.device | None = None  # of every tensor, if they are not plain ones on the CPU
     fx: FxGraph = field(default_factory=FxGraph)
     env: dict[Any, FxNode] = field(default_factory=dict)
     packed: dict[Number, FxNode] = field(default_factory=dict)
@@ -114,12 +115,12 @@ class Lowering:
         if argument.__class__ is Number:
             return self.values[self.graph.numbers.index(argument)]
         if argument.__class__ is torch.device:
-            return self.device
+            return self.device or _CPU
         return argument
 
     def scalar(self, number: Any, dtype: torch.dtype | None = None) -> FxNode:
         """A constant as a tensor without dimensions."""
-        return self.call(aten.scalar_tensor.default, number, dtype=dtype, device=self.device)
+        return self.call(aten.scalar_tensor.default, number, dtype=dtype, device=self.device or _CPU)
 
     def tensor(self, argument: Any, like: list[Any]) -> Any:
         """A number as a 0-d tensor that promotes as the number would beside these values."""
@@ -430,7 +431,10 @@ EXPANDED: dict[str, Callable[[Lowering, Node], list[FxNode]]] = {}
 
 def _as_it_is(low: Lowering, node: Node) -> FxNode:
     positional, keyword = call_arguments(node.op, node.args, low.get)
-    return low.call(node.op.overload, *positional, **keyword)
+    other = cpu_only.instead(node.op) if low.device is not None else None
+    if other is not None and not cpu_only.written_out(node.op):
+        raise Unsupported(f"{node.op.name} is computed on the CPU")
+    return low.call(other or node.op.overload, *positional, **keyword)
 
 
 def _truth(low: Lowering, node: Node) -> list[FxNode]:

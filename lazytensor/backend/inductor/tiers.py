@@ -24,7 +24,7 @@ import torch
 
 from lazytensor import settings
 from lazytensor._version import __version__
-from lazytensor.backend import diskcache, graphfile, hardware, heap, looks, openmp
+from lazytensor.backend import cpu_only, diskcache, graphfile, hardware, heap, looks, openmp
 from lazytensor.backend.contract import misplaced, restrided, undeclared
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
@@ -331,7 +331,6 @@ def entry_key(graph: Graph, numbers: list[Any], device: torch.device | None = No
 @functools.cache
 def lowering_digest() -> str:
     """A digest of the code that turns graphs into Inductor's: what an earlier form of it made is not found."""
-    files = [
-        Path(__file__).with_name(name) for name in ("lower.py", "build.py", "package.py", "functions.h", "overwrite.py")
-    ]
+    names = ("lower.py", "build.py", "package.py", "functions.h", "overwrite.py")
+    files = [*[Path(__file__).with_name(name) for name in names], Path(cpu_only.__file__)]
     return diskcache.key_of(*[file.read_text(encoding="utf-8") for file in files])
