@@ -50,7 +50,8 @@ def build(graph: Graph, numbers: list[Any], folder: Path, device: torch.device |
     lowered = Lowering(graph, numbers, device).run()
     mode = FakeTensorMode()
     inputs = fake_inputs(graph, lowered, mode, device or _CPU)
-    with torch.no_grad(), config.patch(**_OPTIONS):
+    ahead = contextlib.nullcontext() if device is None else package.ahead_of_time()
+    with torch.no_grad(), config.patch(**_OPTIONS), ahead:
         with mode:
             traced = make_fx(lowered.module, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
         _keep_strides(traced, graph, lowered)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,27 @@ from lazytensor.backend.inductor.load import Compiled
 _OPTIONS: dict[str, Any] = {"aot_inductor.embed_kernel_binary": True, "aot_inductor.package": False}
 
 
+@contextlib.contextmanager
+def ahead_of_time() -> Iterator[None]:
+    """Within this block TorchInductor makes such objects; its decompositions want to know it, too."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import get_cpp_wrapper_config
+    from torch._inductor.virtualized import V
+
+    with V.set_aot_compilation(True), config.patch(_OPTIONS | get_cpp_wrapper_config()):
+        yield
+
+
 def compile_into(folder: Path, traced: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> None:
-    """Have an FX graph compiled into ``graph.so``, ``graph.cpp`` (its source) and, where it has operators that only
+    """Have an FX graph compiled, within that block, into ``graph.so``, ``graph.cpp`` (its source) and, where it has operators that only
     PyTorch's dispatcher can call, ``graph.json``, which names them.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.virtualized import V
 
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         made = Path(temporary)
-        options = _OPTIONS | {"aot_inductor.output_path": str(made / "graph.so")}
-        with config.patch(**options), V.set_aot_compilation(True):
+        with config.patch({"aot_inductor.output_path": str(made / "graph.so")}):
             compile_fx_inner(traced, inputs, cpp_wrapper=True)
         shutil.copyfile(made / "graph.so", folder / "graph.so")
         for ending in ("cpp", "json"):
