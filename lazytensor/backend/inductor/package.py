@@ -35,8 +35,8 @@ def ahead_of_time() -> Iterator[None]:
 
 
 def compile_into(folder: Path, traced: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> None:
-    """Have an FX graph compiled, within that block, into ``graph.so``, ``graph.cpp`` (its source) and, where it has operators that only
-    PyTorch's dispatcher can call, ``graph.json``, which names them.
+    """Have an FX graph compiled, within that block, into ``graph.so``, ``graph.cpp`` (its source) and, where it has
+    operators that only PyTorch's dispatcher can call, ``graph.json``, which names them.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
