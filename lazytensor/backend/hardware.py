@@ -8,6 +8,7 @@ whichever ltc device their tensors are: values of several may meet in one cut.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from lazytensor.backend.data import BackendData, BackendDevice, MemoryInfo
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.interface import Backend
 from lazytensor.trace.ir import Spec
-from lazytensor.trace.shapes import may_overlap
+from lazytensor.trace.shapes import clean, may_overlap
 
 
 def place(device: BackendDevice) -> torch.device:
@@ -27,6 +28,7 @@ def place(device: BackendDevice) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else torch.device(device.type, device.ordinal)
 
 
+@functools.cache
 def traits(device: torch.device) -> str:
     """What machine code for this device, and for its host, where the kernels are called, depends on."""
     host = f"isa={torch.backends.cpu.get_cpu_capability()}"
@@ -68,6 +70,8 @@ class HardwareBackend(Backend):
                 f"the backend {self.name!r} was asked for {kind.upper()} (option device={kind!r}, {self.asked_by}), "
                 f"and PyTorch {torch.__version__} finds no {kind.upper()} device"
             )
+        if kind != "cpu":
+            torch.get_device_module(kind).init()
         self._device_type = kind
         self.own_memory = kind not in self.host_types
         # An accelerator works behind the program's back as it is; its current stream is the program's thread's.
@@ -95,18 +99,20 @@ class HardwareBackend(Backend):
 
     def to_device(self, tensor: torch.Tensor, spec: Spec, device: BackendDevice) -> BackendData:
         """A copy on the hardware."""
-        if may_overlap(spec):
-            placed = restrided(tensor.detach().to(place(device)), spec)
-        else:
-            placed = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=place(device))
-            placed.copy_(tensor.detach())
+        with clean():
+            if may_overlap(spec):
+                placed = restrided(tensor.detach().to(place(device)), spec)
+            else:
+                placed = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=place(device))
+                placed.copy_(tensor.detach())
         return self.data_class(self, spec, device, placed)
 
     def to_host(self, data: BackendData, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A copy on the host."""
-        if may_overlap(data.spec):
-            return restrided(data.value.cpu(), data.spec).to(dtype or data.dtype)
-        return super().to_host(data, dtype)
+        with clean():
+            if may_overlap(data.spec):
+                return restrided(data.value.cpu(), data.spec).to(dtype or data.dtype)
+            return super().to_host(data, dtype)
 
     def on_data(self, run: Callable[..., list[Any]], graph: Graph) -> Callable[..., list[Any]]:
         """A function of tensors on the hardware as one of device data."""

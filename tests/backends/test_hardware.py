@@ -29,6 +29,7 @@ from lazytensor.backend.inductor.build import fake_inputs
 from lazytensor.backend.inductor.lower import Lowering, Unsupported
 from lazytensor.backend.inductor.tiers import entry_key
 from lazytensor.backend.reference import Program
+from lazytensor.conformance import suite
 from lazytensor.device.library import on_host
 
 CUDA = torch.device("cuda:0")
@@ -280,3 +281,9 @@ def test_models_train_on_data_of_their_own_to_the_cpus_losses(model: str) -> Non
     lt.register_backend("elsewhere", Elsewhere)
     lt.set_backend("elsewhere")
     assert losses(model, "ltc") == pytest.approx(losses(model, "cpu"), abs=1e-6)
+
+
+def test_data_of_their_own_keep_every_promise_of_a_backend() -> None:
+    lt.register_backend("elsewhere", Elsewhere)
+    broken = [f for f in suite.behaviours("elsewhere") if not f.kept]
+    assert not broken

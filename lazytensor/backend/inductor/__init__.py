@@ -16,7 +16,7 @@ import torch
 from lazytensor.backend import plan  # noqa: F401  (needed for the first graph, which should not wait for it)
 from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
-from lazytensor.backend.hardware import HardwareBackend
+from lazytensor.backend.hardware import HardwareBackend, traits
 from lazytensor.backend.inductor.build import no_compiler
 from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, FirstTier, Tiered, lowering_digest
 from lazytensor.backend.reference import Program
@@ -50,6 +50,8 @@ class AutoBackend(HardwareBackend):
             if self.first.own_memory:  # it takes no CPU tensors
                 self.first = registry.instance("reference")
             self.first.prepare()
+        elif self.target is not None:
+            traits(self.target)  # while the device answers for itself: ltc may come to stand in for it
         self.missing = no_compiler(self.target)
         lowering_digest()  # rather now than when compiled code is looked for on disk
         if self.missing:
