@@ -70,7 +70,13 @@ _ALL: dict[str, Setting[Any]] = {
         "What happens to a graph that its backend cannot compile or run: raise, or run it on the backend reference.",
         kind=_one_of("raise", "reference"),
     ),
-    "ts_cuda": Setting(False, "LTC_TS_CUDA", "Let the ts backend compute on CUDA instead of the CPU."),
+    "hardware": Setting(
+        "cpu",
+        "LAZYTENSOR_HARDWARE",
+        "The kind of hardware on which the backends auto, inductor and ts compute: cpu or cuda.",
+        kind=_one_of("cpu", "cuda"),
+    ),
+    "ts_cuda": Setting(False, "LTC_TS_CUDA", "Let the ts backend compute on CUDA, whatever hardware says."),
     "max_pending": Setting(250_000, "LAZYTENSOR_MAX_PENDING", "Cut by itself when this many operations are pending."),
     "max_pending_bytes": Setting(
         8 << 30, "LAZYTENSOR_MAX_PENDING_BYTES", "Cut by itself when the pending results need this many bytes."

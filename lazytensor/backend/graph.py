@@ -27,6 +27,8 @@ from lazytensor.trace.ir import Const, Node, Number, Op, Value, flatten, walk
 if TYPE_CHECKING:
     import torch.fx
 
+_CPU = torch.device("cpu")
+
 
 class Graph:
     """One step of work, as handed to a backend."""
@@ -115,15 +117,17 @@ class Graph:
             seen.add(source)
         return copies
 
-    def call(self, node: Node, convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
-        """A node's arguments as a call: ``convert`` turns values and numbers into what the caller works with."""
+    def call(
+        self, node: Node, convert: Callable[[Any], Any], device: torch.device = _CPU
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """A node's arguments as a call: ``convert`` turns values and numbers into what the caller works with; where an
+        op names a device, it is this one.
+        """
 
         def each(argument: Any) -> Any:
             if argument.__class__ is Value or argument.__class__ is Number:
                 return convert(argument)
-            if argument.__class__ is torch.device:
-                return torch.device("cpu")
-            return argument
+            return device if argument.__class__ is torch.device else argument
 
         return shapes.call_arguments(node.op, node.args, each)
 

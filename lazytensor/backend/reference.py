@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import cpu_only
 from lazytensor.backend.contract import Failure, misplaced, out_of_memory, restrided
 from lazytensor.backend.graph import Graph, single
 from lazytensor.backend.interface import Backend
 from lazytensor.trace.ir import Node, Spec, Value
 from lazytensor.trace.shapes import clean
+
+_CPU = torch.device("cpu")
 
 
 def _pack(*items: Any) -> list[Any]:
@@ -47,15 +50,19 @@ def getter(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 
 class Program:
-    """The instructions of one graph.  Calling it with the graph's inputs gives the list of its results."""
+    """The instructions of one graph.  Calling it with the graph's inputs gives the list of its results.
+
+    The inputs are tensors of one device, and so are the results: of the CPU, but for the first tier of an accelerator.
+    """
 
     @property
     def guarded(self) -> Program:
         """It keeps a backend's promises by itself."""
         return self
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, device: torch.device | None = None) -> None:
         self.graph = graph
+        self.device = device
         self.slots: dict[Any, int] = {}
         self.initial: list[Any] = []
         for leaf in graph.inputs:
@@ -87,8 +94,10 @@ class Program:
         return self._slot(object(), argument)
 
     def _emit(self, node: Node, dying: list[Value]) -> None:
-        positional, keyword = self.graph.call(node, _Ref)
+        positional, keyword = self.graph.call(node, _Ref, self.device or _CPU)
         function = node.op.overload._op
+        if self.device is not None:
+            function = cpu_only.instead(node.op) or function
         fixed = {k: v for k, v in keyword.items() if not isinstance(v, _Ref)}
         moving = [(k, self.slots[v.value]) for k, v in keyword.items() if isinstance(v, _Ref)]
         if fixed:

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 
 from lazytensor import settings
-from lazytensor.backend.data import BackendData, BackendDevice, Computation, MemoryInfo
+from lazytensor.backend.data import BackendData, BackendDevice, Computation
 from lazytensor.backend.graph import Graph
-from lazytensor.backend.interface import Backend
+from lazytensor.backend.hardware import HardwareBackend
 from lazytensor.backend.lowering import EmissionMap
 from lazytensor.backend.reference import Program
 from lazytensor.backend.ts_lowering import TSLoweringContext, lowerable
 from lazytensor.trace.ir import Node, Spec, Value
-from lazytensor.trace.storage import CPU_SCALAR
 
 log = logging.getLogger("lazytensor")
 
@@ -75,8 +74,8 @@ class Interpreted:
 
     graph = "# run by the reference interpreter\n"
 
-    def __init__(self, nodes: list[Node], outputs: list[Value]) -> None:
-        self.program = Program(Graph(outputs, nodes=nodes))
+    def __init__(self, nodes: list[Node], outputs: list[Value], device: torch.device | None) -> None:
+        self.program = Program(Graph(outputs, nodes=nodes), device)
         self.names = sorted({n.op.name for n in nodes})
         self.graph = f"# run by the reference interpreter: {', '.join(self.names)}\n"
 
@@ -179,7 +178,7 @@ class TSProgram:
 
     def _function(self, part: Graph, nodes: list[Node], native: bool, copies: set[int]) -> Any:
         if not native:
-            return Interpreted(nodes, part.outputs)
+            return Interpreted(nodes, part.outputs, self.backend.target)
         context = TSLoweringContext(self.backend, "step", self.device)
         context.mends = self.mends
         for leaf in part.inputs:
@@ -198,66 +197,27 @@ class TSProgram:
         return "\n".join(str(function.graph) for function, *_ in self.steps)
 
 
-class TorchScriptBackend(Backend):
+class TorchScriptBackend(HardwareBackend):
     """PyTorch's JIT interpreter (``TSBackendImpl``)."""
 
     name = "ts"
     version = torch.__version__
-    device_types = ("cpu", "cuda")
+    asked_by = f"{HardwareBackend.asked_by}, ts_cuda or LTC_TS_CUDA"
+    data_class = TSData
     computation_class = TSComputation
 
     def __init__(self, device: str | None = None, chunk: int = CHUNK) -> None:
-        """``device``: cpu or cuda, by default as the setting ``ts_cuda`` says.
+        """``device``: cpu or cuda, by default as the settings ``hardware`` and ``ts_cuda`` say.
 
         ``chunk``: operations in one JIT function.
         """
-        super().__init__()
+        super().__init__(device)
         self.chunk = chunk
         self._said: set[str] = set()
-        self.device_type = device or ("cuda" if settings.ts_cuda else "cpu")
 
-    @property
-    def device_type(self) -> str:
-        """``cpu`` or ``cuda``; assign to change it, before anything runs."""
-        return self._device_type
-
-    @device_type.setter
-    def device_type(self, kind: str) -> None:
-        if kind not in self.device_types:
-            raise ValueError(f"the backend 'ts' runs on cpu or cuda, not on {kind!r}")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError(
-                "the backend 'ts' was asked for CUDA (option device='cuda', setting ts_cuda or LTC_TS_CUDA), "
-                f"and PyTorch {torch.__version__} finds no CUDA device"
-            )
-        self._device_type = kind
-        self.own_memory = kind != "cpu"
-
-    @property
-    def fallback_device_type(self) -> str:
-        """Fallbacks run on the CPU: ltc tensors are read from there."""
-        return "cpu"
-
-    def devices(self) -> list[BackendDevice]:
-        """Every CUDA device, or the CPU once for each ltc device."""
-        if self.device_type == "cuda":
-            return [BackendDevice("cuda", i) for i in range(torch.cuda.device_count())]
-        return super().devices()
-
-    def seed(self, seed: int) -> None:
-        """Seed PyTorch's generators, from which random operators in a JIT graph would draw."""
-        super().seed(seed)
-        torch.default_generator.manual_seed(seed)
-        if self.device_type == "cuda":
-            torch.cuda.manual_seed_all(seed)
-
-    def to_device(self, tensor: torch.Tensor, spec: Spec, device: BackendDevice) -> BackendData:
-        """A copy on the hardware; a CPU scalar among the arguments of an op stays where it is."""
-        if device.type == "cpu" or spec.device == CPU_SCALAR:
-            return TSData(self, spec, device, tensor.detach().clone(memory_format=torch.preserve_format))
-        target = torch.device(device.type, device.ordinal)
-        placed = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=target).copy_(tensor)
-        return TSData(self, spec, device, placed)
+    def preferred(self) -> str:
+        """``ts_cuda`` is PyTorch's own setting for this backend; otherwise as for the others."""
+        return "cuda" if settings.ts_cuda else super().preferred()
 
     def lowering_context(
         self, name: str, device: BackendDevice, post_order: Sequence[Node] = (), emitted: EmissionMap | None = None
@@ -275,16 +235,7 @@ class TorchScriptBackend(Backend):
         self.counts["executed"] += 1
         if not self.own_memory:
             return computation.callable(*arguments)
-        given = [a.value if isinstance(a, BackendData) else a for a in arguments]
-        results = computation.callable(*given)
-        return [TSData(self, v.spec, device, r) for r, v in zip(results, computation.graph.outputs, strict=True)]
-
-    def memory_info(self, device: BackendDevice | None = None) -> MemoryInfo:
-        """Of the CUDA device, or of the machine."""
-        if self.device_type == "cuda":
-            free, total = torch.cuda.mem_get_info(0 if device is None else device.ordinal)
-            return MemoryInfo(total, free)
-        return super().memory_info(device)
+        return self.run_on_data(computation.callable, computation.graph, arguments, device)
 
     def text(self, computation: Computation) -> str:
         """The JIT graph."""

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import cpu_only
 from lazytensor.backend.graph import single
+from lazytensor.backend.hardware import place
 from lazytensor.backend.lowering import LoweringContext
 from lazytensor.trace.ir import Const, Node, Number, Op, Spec, Value, flatten
 
@@ -50,9 +52,7 @@ class TSLoweringContext(LoweringContext):
         self.graph = torch._C.Graph()
         self.mends = {}
         self._constants: dict[Any, Any] = {}
-        self._device = (
-            torch.device(self.device.type, self.device.ordinal) if self.device.type != "cpu" else torch.device("cpu")
-        )
+        self._device = place(self.device)
 
     def make_parameter(self, leaf: Value | Number, number: int) -> Any:
         """A typed graph input: p0, p1, …"""
@@ -181,6 +181,8 @@ def _typed(argument: Any, declared: Any) -> Any:
 def lowerable(node: Node, backend: Any) -> bool:
     """Whether TorchScript has the operator for this node with these arguments."""
     overload = node.op.overload
+    if backend.own_memory and cpu_only.instead(node.op) is not None:
+        return False
     numbers = tuple(a.kind if a.__class__ is Number else a.__class__ for a in flatten(node.args))
     key = (node.op.name, numbers)
     found = _lowerable.get(key)

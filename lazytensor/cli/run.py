@@ -57,6 +57,7 @@ def run(
         from lazytensor.cli.stand_in import StandIn
     if backend is not None:
         lt.set_backend(backend)
+    lt.current_backend()  # which may compute on the very device that ltc stands in for
     replaced = choose(script, replace)
     before = _counts(lt)
     arguments = sys.argv

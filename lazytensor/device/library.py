@@ -14,15 +14,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 _library = torch.library.Library("lazytensor", "DEF")
 
 
-def define(schema: str, function: Callable[..., Any], meta: Callable[..., Any]) -> str:
-    """Add an op; its name."""
+def define(
+    schema: str, function: Callable[..., Any], meta: Callable[..., Any], on_cuda: Callable[..., Any] | None = None
+) -> str:
+    """Add an op; its name.  On CUDA it is the same function, unless there is another."""
     name = schema.partition("(")[0]
     _library.define(schema)
     _library.impl(name, function, "CPU")
+    _library.impl(name, on_cuda or function, "CUDA")
     _library.impl(name, meta, "Meta")
     return "lazytensor::" + name
 
@@ -30,8 +34,10 @@ def define(schema: str, function: Callable[..., Any], meta: Callable[..., Any]) 
 # --- random ops with the state of their generator as an argument ------------------------------------------------------
 
 
-def _draw(overload: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """An ATen random op as a function of its generator's state, and the same on meta tensors, which draws nothing."""
+def _draw(overload: Any) -> tuple[Callable[..., Any], ...]:
+    """An ATen random op as a function of its generator's state, the same on meta tensors, which draws nothing, and on
+    those of an accelerator.
+    """
 
     def draw(state: torch.Tensor, *args: Any) -> Any:
         generator = torch.Generator()
@@ -41,7 +47,19 @@ def _draw(overload: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def meta(state: torch.Tensor, *args: Any) -> Any:
         return overload(*args)
 
-    return draw, meta
+    return draw, meta, on_host(draw)
+
+
+def on_host(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """The same on tensors of an accelerator.  The generator is the CPU's, whose numbers the program is to have: they
+    are drawn there.
+    """
+
+    def draw_there(*args: Any) -> Any:
+        given = [a.cpu() if isinstance(a, torch.Tensor) else a for a in args]
+        return tree_map_only(torch.Tensor, lambda drawn: drawn.to(args[0].device), draw(*given))
+
+    return draw_there
 
 
 def _dropout(state: torch.Tensor, input: torch.Tensor, p: float, train: bool | None) -> Any:
@@ -78,7 +96,10 @@ DRAWS: dict[str, str] = {
         "draw_normal(Tensor state, Tensor mean, Tensor std) -> Tensor", *_draw(aten.normal.Tensor_Tensor)
     ),
     "aten::native_dropout": define(
-        "draw_dropout(Tensor state, Tensor input, float p, bool? train) -> (Tensor, Tensor)", _dropout, _dropout_meta
+        "draw_dropout(Tensor state, Tensor input, float p, bool? train) -> (Tensor, Tensor)",
+        _dropout,
+        _dropout_meta,
+        on_host(_dropout),
     ),
 }
 

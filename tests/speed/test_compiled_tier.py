@@ -231,11 +231,23 @@ def masked(x):
     bool((x == 0).any())
     return [y[mask]]
 
+def places_changed(x):
+    a, b = x * 1, x * 2
+    c, d = (t.expand(3, 3).contiguous() for t in (a, b))
+    for _ in range(3):
+        lt.sync()
+        a_before, c_before = a.clone(), c.t().clone()
+        a.copy_(b)
+        b.copy_(a_before)
+        c.copy_(d.t().contiguous())
+        d.copy_(c_before)
+    return [a, b, c, d]
+
 def program(function, device):
     return [(t.cpu(), t.stride()) for t in function(torch.tensor([-2.5, 1.0, 4.0]).to(device))]
 
 answer = {}
-for function in (bytes_, rest, reinterpreted, nothing, masked):
+for function in (bytes_, rest, reinterpreted, nothing, masked, places_changed):
     pairs = list(zip(program(function, "ltc"), program(function, "cpu")))
     answer[function.__name__] = all(
         torch.allclose(a, b, equal_nan=True) and a.dtype is b.dtype and s == r for (a, s), (b, r) in pairs
@@ -248,7 +260,7 @@ print(json.dumps(answer))
 def test_what_inductor_computes_otherwise_is_computed_as_in_eager(tmp_path: Path) -> None:
     found = run(tmp_path, AS_EAGER)
     assert "reinterpreted numbers by explicit geometry" in found.pop("log")
-    right = dict.fromkeys(("bytes_", "rest", "reinterpreted", "nothing", "masked"), True)
+    right = dict.fromkeys(("bytes_", "rest", "reinterpreted", "nothing", "masked", "places_changed"), True)
     assert found == right | {"tiers": ["ready", "stays"]}
 
 

@@ -39,6 +39,19 @@ def test_compiled_code_overwrites_only_what_is_written_after_every_check() -> No
     assert names == ({(7, 3), ()}, {(7, 3)}), "the counter could count twice if an index is out of range"
 
 
+def test_compiled_code_overwrites_nothing_with_a_copy_of_what_it_overwrites_too() -> None:
+    x, y, z = (torch.arange(4.0).reshape(2, 2).to("ltc") for _ in range(3))
+    lt.clear_cache()
+    before = x.t().repeat(1, 1)
+    x.copy_(y)  # one of the two has to be kept until the other is written
+    y.copy_(before)
+    z.mul_(2)
+    lt.sync()
+    graph = list(cut.computations.values())[-1].graph
+    assert len(graph.replaces) == 3
+    assert len(overwritten(graph)) == 1
+
+
 def test_a_new_tensor_takes_new_memory() -> None:
     x = torch.ones(5).to("ltc")
     lt.clear_cache()

@@ -1,5 +1,8 @@
 """The ``inductor`` and ``auto`` backends: whole steps compiled by TorchInductor, in another process, without waiting
 for it.
+
+On an accelerator the first tier is the reference interpreter, whose ops are then eager's kernels there.  What is for
+the CPU only is left out: running ahead, runs in the background and without Python, places in memory, shares of cores.
 """
 
 from __future__ import annotations
@@ -13,14 +16,15 @@ import torch
 from lazytensor.backend import plan  # noqa: F401  (needed for the first graph, which should not wait for it)
 from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
+from lazytensor.backend.hardware import HardwareBackend, traits
 from lazytensor.backend.inductor.build import no_compiler
 from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, FirstTier, Tiered, lowering_digest
-from lazytensor.backend.interface import Backend
+from lazytensor.backend.reference import Program
 
 log = logging.getLogger("lazytensor")
 
 
-class AutoBackend(Backend):
+class AutoBackend(HardwareBackend):
     """Starts every graph on the first tier and moves it to compiled code when that is ready."""
 
     name = "auto"
@@ -28,9 +32,11 @@ class AutoBackend(Backend):
     asynchronous = True
     _after = 1
 
-    def __init__(self, wait: bool = False, first: str = "ts") -> None:
-        """``wait``: compile at the first cut and wait for it.  ``first``: the backend of the first tier."""
-        super().__init__()
+    def __init__(self, wait: bool = False, first: str = "ts", device: str | None = None) -> None:
+        """``wait``: compile at the first cut and wait for it.  ``first``: the backend of the first tier, on the CPU.
+        ``device``: cpu or cuda, by default as the setting ``hardware`` says.
+        """
+        super().__init__(device)
         self.wait = wait
         self.first_name = first
         self.graphs: list[Tiered] = []
@@ -39,24 +45,31 @@ class AutoBackend(Backend):
         """Make the first tier; say so where there is no compiler."""
         from lazytensor.backend import registry
 
-        self.first = registry.instance(self.first_name)
-        self.first.prepare()
-        self.missing = no_compiler()
+        if not self.own_memory:
+            self.first = registry.instance(self.first_name)
+            if self.first.own_memory:  # it takes no CPU tensors
+                self.first = registry.instance("reference")
+            self.first.prepare()
+        elif self.target is not None:
+            traits(self.target)  # while the device answers for itself: ltc may come to stand in for it
+        self.missing = no_compiler(self.target)
         lowering_digest()  # rather now than when compiled code is looked for on disk
         if self.missing:
-            log.warning("lazytensor: %s: graphs stay on the %r backend", self.missing, self.first_name)
+            tier = "reference" if self.own_memory else self.first_name
+            log.warning("lazytensor: %s: graphs stay on the %r backend", self.missing, tier)
 
     def compile(self, graph: Graph) -> Callable[..., list[Any]]:
         """A callable that starts on the first tier."""
-        if self.missing:
-            return self.first.compile(graph)
-        tiered = Tiered(graph, self._on_first, self.wait, self._after)
-        self.graphs.append(tiered)
-        return tiered
+        if not self.missing:
+            tiered = Tiered(graph, self._on_first, self.wait, self._after, self.target)
+            self.graphs.append(tiered)
+            return self.on_data(tiered, graph) if self.own_memory else tiered
+        return self.on_data(self._on_first(graph), graph) if self.own_memory else self.first.compile(graph)
 
     def _on_first(self, graph: Graph) -> Callable[..., list[Any]]:
         """The graph on the first tier."""
-        return self.first.compile(graph) if self.first.own_memory else FirstTier(graph, self.first.compile)
+        target = self.target
+        return FirstTier(graph, self.first.compile) if target is None else Program(graph, target)
 
     @property
     def runs_ahead(self) -> bool:  # type: ignore[override]

@@ -3,12 +3,14 @@
 Runs in the compiling process, or in this one when asked to wait.  What comes out needs no compiler and no pickle to be
 run again: ``graph.so``, the whole step as one C++ function, which holds the interpreter's lock only to take its inputs
 and give its results, so that the next step is recorded while it runs; ``graph.cpp``, its source, for people to read;
-``call.json``, what it is called with.
+``call.json``, what it is called with.  For an accelerator the function is AOTInductor's
+(:mod:`lazytensor.backend.inductor.package`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
 import shutil
@@ -20,8 +22,10 @@ import torch
 
 from lazytensor.backend import compiler
 from lazytensor.backend.graph import Graph
+from lazytensor.backend.inductor import package
 from lazytensor.backend.inductor.lower import Lowered, Lowering, Unsupported
 
+_CPU = torch.device("cpu")
 _OPTIONS: dict[str, Any] = {
     "fx_graph_cache": False,  # our own cache holds the result
     "cpp_wrapper": True,
@@ -32,29 +36,29 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def build(graph: Graph, numbers: list[Any], folder: Path) -> None:
-    """Compile a graph into a folder.  ``numbers`` holds the values of the graph's numbers, for those that are baked."""
+def build(graph: Graph, numbers: list[Any], folder: Path, device: torch.device | None = None) -> None:
+    """Compile a graph into a folder.
+
+    ``numbers`` holds the values of the graph's numbers, for those that are baked; ``device`` says where all tensors
+    are, if they are not plain ones on the CPU.
+    """
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    lowered = Lowering(graph, numbers).run()
+    lowered = Lowering(graph, numbers, device).run()
     mode = FakeTensorMode()
-    inputs = _fake_inputs(graph, lowered, mode)
-    with torch.no_grad(), config.patch(**_OPTIONS):
+    inputs = fake_inputs(graph, lowered, mode, device or _CPU)
+    ahead = contextlib.nullcontext() if device is None else package.ahead_of_time()
+    with torch.no_grad(), config.patch(**_OPTIONS), ahead:
         with mode:
             traced = make_fx(lowered.module, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
         _keep_strides(traced, graph, lowered)
-        with _loaded() as functions, _computed_once(), _fast_functions():
-            compiled: Any = compile_fx_inner(traced, inputs, cpp_wrapper=True)
-        if compiled.constants:
-            raise Unsupported("the compiled graph holds tensors of its own")
-        if len(functions) != 1:
-            raise Unsupported(f"the compiled graph has {len(functions)} entry points")
-        shutil.copyfile(functions[0].__self__.__file__, folder / "graph.so")
-        (folder / "graph.cpp").write_text(_source(compiled.source_code))
+        if device is None:
+            _compile_for_cpu(traced, inputs, folder)
+        else:
+            package.compile_into(folder, traced, inputs)
     call = {
         "floats": lowered.floats,
         "ints": lowered.ints,
@@ -65,17 +69,31 @@ def build(graph: Graph, numbers: list[Any], folder: Path) -> None:
     (folder / "call.json").write_text(json.dumps(call))
 
 
+def _compile_for_cpu(traced: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: Path) -> None:
+    """Have the FX graph compiled into the entry function that runs without the interpreter's lock."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    with _loaded() as functions, _computed_once(), _fast_functions():
+        compiled: Any = compile_fx_inner(traced, inputs, cpp_wrapper=True)
+    if compiled.constants:
+        raise Unsupported("the compiled graph holds tensors of its own")
+    if len(functions) != 1:
+        raise Unsupported(f"the compiled graph has {len(functions)} entry points")
+    shutil.copyfile(functions[0].__self__.__file__, folder / "graph.so")
+    (folder / "graph.cpp").write_text(_source(compiled.source_code))
+
+
 def _text(number: Any) -> list[str]:
     return [type(number).__name__, number.hex() if isinstance(number, float) else repr(number)]
 
 
-def _fake_inputs(graph: Graph, lowered: Lowered, mode: Any) -> list[torch.Tensor]:
+def fake_inputs(graph: Graph, lowered: Lowered, mode: Any, device: torch.device) -> list[torch.Tensor]:
     """Tensors without memory that look like what the wrapper will be called with."""
     with mode:
-        made = [torch.empty_strided(v.size, v.spec.stride, dtype=v.dtype, device="cpu") for v in graph.data]
+        made = [torch.empty_strided(v.size, v.spec.stride, dtype=v.dtype, device=device) for v in graph.data]
         for row, dtype in ((lowered.floats, torch.float64), (lowered.ints, torch.int64)):
             if row:
-                made.append(torch.empty(len(row), dtype=dtype, device="cpu"))
+                made.append(torch.empty(len(row), dtype=dtype, device=device))
     return made
 
 
@@ -194,6 +212,10 @@ def _fast_functions() -> Iterator[None]:
             setattr(CppVecOverrides, name, function)
 
 
-def no_compiler() -> str | None:
-    """Why kernels cannot be compiled here, or None if they can."""
-    return None if compiler.find() else compiler.MISSING
+def no_compiler(device: torch.device | None = None) -> str | None:
+    """Why kernels for this device cannot be compiled here, or None if they can."""
+    if compiler.find() is None:
+        return compiler.MISSING
+    if device is not None and device.type != "cpu" and importlib.util.find_spec("triton") is None:
+        return f"Triton, in which TorchInductor writes kernels for {device.type.upper()}, is not installed"
+    return None

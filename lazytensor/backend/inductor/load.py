@@ -44,7 +44,7 @@ class Compiled:
     def __init__(self, folder: Path, replaces: dict[int, int], data_count: int) -> None:
         call = json.loads((folder / "call.json").read_text())
         self.path = str(folder / "graph.so")
-        self.entry = _entry(folder / "graph.so")
+        self.entry = self._opened(folder)
         self.floats: list[int] = [data_count + i for i in call["floats"]]
         self.ints: list[int] = [data_count + i for i in call["ints"]]
         self.baked = {data_count + int(i): _KINDS[kind](text) for i, (kind, text) in call["baked"].items()}
@@ -54,6 +54,20 @@ class Compiled:
         self.outputs = len(self.returned) + len(replaces)
         self.operations: int = call["operations"]
         self._codes: dict[tuple[int, ...], Any] = {}  # for the compiled queue, by the results that it copies
+
+    def _opened(self, folder: Path) -> Callable[[list[Any]], list[Any]]:
+        """The compiled function."""
+        return _entry(folder / "graph.so")
+
+    def _made(self, arguments: list[Any]) -> list[Any]:
+        """What the compiled function returns for these tensors."""
+        handles = _handles(arguments)
+        arguments.clear()
+        return _tensors(self.entry(handles))  # type: ignore[no-any-return]
+
+    def _vector(self, numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        """Lifted numbers as the compiled function takes them."""
+        return torch.tensor(numbers, dtype=dtype)
 
     def accepts(self, inputs: Sequence[Any]) -> bool:
         """Whether the numbers that were compiled as constants still have their values."""
@@ -96,14 +110,12 @@ class Compiled:
         """Run the compiled graph."""
         arguments = list(inputs[: self.data_count])
         if self.floats:
-            arguments.append(torch.tensor([inputs[i] for i in self.floats], dtype=torch.float64))
+            arguments.append(self._vector([inputs[i] for i in self.floats], torch.float64))
         if self.ints:
-            arguments.append(torch.tensor([inputs[i] for i in self.ints], dtype=torch.int64))
-        handles = _handles(arguments)
-        del arguments
-        made = _tensors(self.entry(handles))
+            arguments.append(self._vector([inputs[i] for i in self.ints], torch.int64))
+        made = self._made(arguments)
         if not self.replaces:
-            return made  # type: ignore[no-any-return]
+            return made
         results: list[Any] = [None] * self.outputs
         for number, result in zip(self.returned, made, strict=True):
             results[number] = result

@@ -1,6 +1,12 @@
 """From a graph to the FX graph that TorchInductor is given.
 
 Lifted numbers arrive packed: one vector of floats and one of integers, from which each is selected where it is needed.
+Both lie on the device of all other tensors.  For an accelerator there would be two other ways.  From a vector in the
+CPU's memory Inductor copies each number to the device by a call of its own (``maybe_copy_cpu_scalar``).  A tensor
+without dimensions on the CPU it makes an argument of the kernel (``is_unspec_arg``), which costs the device nothing,
+but a step of an optimizer has hundreds of numbers, and each would be a tensor to make in every run.  A vector on the
+device is one upload, and the kernels stay fused: each loads the numbers that it needs.
+
 An op that takes a number as an argument of its own (``add``'s alpha, ``addcdiv``'s value) is written with the tensor
 overloads, so that a changed number changes an input and nothing else.  A number for which there is no such form is
 *baked*: compiled as a constant, and compared before every run.
@@ -21,12 +27,14 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from lazytensor.backend import cpu_only
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.trace.ir import Node, Number, Value, flatten
 from lazytensor.trace.shapes import call_arguments, root
 
 aten = torch.ops.aten
+_CPU = torch.device("cpu")
 
 
 class Unsupported(RuntimeError):
@@ -51,6 +59,7 @@ class Lowering:
 
     graph: Graph
     values: list[Any]  # the numbers' values, for those that are baked
+    device: torch.device | None = None  # of every tensor, if they are not plain ones on the CPU
     fx: FxGraph = field(default_factory=FxGraph)
     env: dict[Any, FxNode] = field(default_factory=dict)
     packed: dict[Number, FxNode] = field(default_factory=dict)
@@ -106,8 +115,12 @@ class Lowering:
         if argument.__class__ is Number:
             return self.values[self.graph.numbers.index(argument)]
         if argument.__class__ is torch.device:
-            return torch.device("cpu")
+            return self.device or _CPU
         return argument
+
+    def scalar(self, number: Any, dtype: torch.dtype | None = None) -> FxNode:
+        """A constant as a tensor without dimensions."""
+        return self.call(aten.scalar_tensor.default, number, dtype=dtype, device=self.device or _CPU)
 
     def tensor(self, argument: Any, like: list[Any]) -> Any:
         """A number as a 0-d tensor that promotes as the number would beside these values."""
@@ -346,7 +359,7 @@ def _as_tensor(low: Lowering, argument: Any, like: list[Value]) -> Any:
     made = low.tensor(argument, like)
     if isinstance(made, FxNode):
         return made
-    return low.call(aten.scalar_tensor.default, made)
+    return low.scalar(made)
 
 
 @rule("masked_fill.Scalar")
@@ -401,8 +414,7 @@ def _remainder(low: Lowering, args: list[Any], node: Node) -> FxNode:
     value = node.outputs[0]
     assert value is not None
     dividend, divisor = (
-        o if o.__class__ is FxNode else low.call(aten.scalar_tensor.default, o, dtype=value.dtype)
-        for o in (low.tensor(a, like) for a in args)
+        o if o.__class__ is FxNode else low.scalar(o, value.dtype) for o in (low.tensor(a, like) for a in args)
     )
     if not value.dtype.is_floating_point:
         return low.call(aten.remainder.Tensor, dividend, divisor)
@@ -419,7 +431,10 @@ EXPANDED: dict[str, Callable[[Lowering, Node], list[FxNode]]] = {}
 
 def _as_it_is(low: Lowering, node: Node) -> FxNode:
     positional, keyword = call_arguments(node.op, node.args, low.get)
-    return low.call(node.op.overload, *positional, **keyword)
+    other = cpu_only.instead(node.op) if low.device is not None else None
+    if other is not None and not cpu_only.written_out(node.op):
+        raise Unsupported(f"{node.op.name} is computed on the CPU")
+    return low.call(other or node.op.overload, *positional, **keyword)
 
 
 def _truth(low: Lowering, node: Node) -> list[FxNode]:

@@ -55,7 +55,15 @@ class Service:
         self._process = None
         self._waiting = {}
 
-    def submit(self, key: str, graph: Graph, numbers: list[Any], about: dict[str, Any], answer: Answer) -> None:
+    def submit(
+        self,
+        key: str,
+        graph: Graph,
+        numbers: list[Any],
+        about: dict[str, Any],
+        answer: Answer,
+        device: torch.device | None = None,
+    ) -> None:
         """Have a graph compiled into the cache under this key; ``answer`` is called on another thread."""
         handle, name = tempfile.mkstemp(dir=diskcache.root(), suffix=".graph")
         with os.fdopen(handle, "w") as file:
@@ -68,6 +76,7 @@ class Service:
                 "key": key,
                 "graph": name,
                 "numbers": [encode(n) for n in numbers],
+                "device": None if device is None else str(device),
                 "about": about,
                 "threads": torch.get_num_threads(),
                 "seconds": settings.compile_seconds,

@@ -24,12 +24,13 @@ import torch
 
 from lazytensor import settings
 from lazytensor._version import __version__
-from lazytensor.backend import diskcache, graphfile, heap, looks, openmp
+from lazytensor.backend import cpu_only, diskcache, graphfile, hardware, heap, looks, openmp
 from lazytensor.backend.contract import misplaced, restrided, undeclared
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.inductor.load import Compiled
 from lazytensor.backend.inductor.lower import Lowering
 from lazytensor.backend.inductor.overwrite import overwritten
+from lazytensor.backend.inductor.package import Packaged
 from lazytensor.backend.inductor.service import encode, service
 from lazytensor.backend.reference import Program
 from lazytensor.trace import source
@@ -72,8 +73,16 @@ class FirstTier:
 class Tiered:
     """One graph on its way from the first tier to compiled code."""
 
-    def __init__(self, graph: Graph, compile_first: Callable[[Graph], Runs], wait: bool, after: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        compile_first: Callable[[Graph], Runs],
+        wait: bool,
+        after: int,
+        device: torch.device | None = None,
+    ) -> None:
         self.graph = graph
+        self.device = device  # of all tensors, if they are not plain ones on the CPU
         self.compile_first = compile_first
         self._first: Runs | None = None  # only while it is needed: the code of a GPT step takes 4 MB
         self.wait = wait
@@ -220,7 +229,7 @@ class Tiered:
         if len(self.graph) > settings.max_compiled_operations:
             return False
         try:
-            return self._found(entry_key(self.graph, self._numbers(inputs)))
+            return self._found(entry_key(self.graph, self._numbers(inputs), self.device))
         except OSError as problem:
             self._stay(f"{_UNUSABLE}: {problem}")
             return True
@@ -260,9 +269,9 @@ class Tiered:
         }
         self.seconds = time.perf_counter()
         try:
-            key = entry_key(self.graph, numbers)
+            key = entry_key(self.graph, numbers, self.device)
             if not self._found(key):
-                service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error))
+                service.submit(key, self.graph, numbers, about, lambda error: self._answer(key, error), self.device)
         except OSError as problem:
             self._stay(f"{_UNUSABLE}: {problem}")
         except Exception as problem:
@@ -281,7 +290,8 @@ class Tiered:
 
     def _load(self, entry: diskcache.Entry) -> None:
         try:
-            compiled = Compiled(entry.path, overwritten(self.graph), len(self.graph.data))
+            what = (entry.path, overwritten(self.graph), len(self.graph.data))
+            compiled = Compiled(*what) if self.device is None else Packaged(*what, self.device)
             self.key = entry.key
             copied = self._learnt().get("copied")
             if isinstance(copied, list) and all(isinstance(n, int) and 0 <= n < compiled.outputs for n in copied):
@@ -306,11 +316,13 @@ class Tiered:
         self._arrived.set()
 
 
-def entry_key(graph: Graph, numbers: list[Any]) -> str:
+def entry_key(graph: Graph, numbers: list[Any], device: torch.device | None = None) -> str:
     """The name of a compiled graph in the disk cache: structure, constants, and everything the code depends on."""
     baked = Lowering(graph, numbers).baked_positions()
     constants = ",".join(f"{i}={encode(numbers[i])}" for i in baked)
     flags = f"threads={openmp.all_threads()} isa={torch.backends.cpu.get_cpu_capability()}"
+    if device is not None:
+        flags = f"packaged for {device}: {hardware.traits(device)}"
     dtype = str(torch.get_default_dtype())
     versions = (torch.__version__, __version__, lowering_digest())
     return diskcache.key_of(graphfile.dumps(graph), constants, "inductor", *versions, flags, dtype)
@@ -319,5 +331,6 @@ def entry_key(graph: Graph, numbers: list[Any]) -> str:
 @functools.cache
 def lowering_digest() -> str:
     """A digest of the code that turns graphs into Inductor's: what an earlier form of it made is not found."""
-    files = [Path(__file__).with_name(name) for name in ("lower.py", "build.py", "functions.h", "overwrite.py")]
+    names = ("lower.py", "build.py", "package.py", "functions.h", "overwrite.py")
+    files = [*[Path(__file__).with_name(name) for name in names], Path(cpu_only.__file__)]
     return diskcache.key_of(*[file.read_text(encoding="utf-8") for file in files])

@@ -1,9 +1,9 @@
 """The compiling process: takes graphs from its standard input and leaves compiled entries in the disk cache.
 
 One line in, one line out, both JSON.  In: ``{"id", "key", "graph" (path of a graph file), "numbers", "about",
-"threads", "seconds", "recorder"}``.  Out: ``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so that
-training has the machine; it ends with its parent.  A program that runs for a while without the compiled recorder gets
-it built on the side, for its next start.
+"device", "threads", "seconds", "recorder"}``.  Out: ``{"id", "ok"}`` or ``{"id", "error"}``.  The process is niced, so
+that training has the machine; it ends with its parent.  A program that runs for a while without the compiled recorder
+gets it built on the side, for its next start.
 """
 
 from __future__ import annotations
@@ -66,13 +66,16 @@ def _processor_seconds() -> float:
 
 def compile_job(job: dict[str, Any]) -> None:
     """Compile one graph into the disk cache."""
+    import torch
+
     from lazytensor.backend import diskcache, graphfile
     from lazytensor.backend.inductor.build import build
 
     graph = graphfile.loads(Path(job["graph"]).read_text())
     folder = Path(tempfile.mkdtemp(dir=diskcache.root()))
     try:
-        build(graph, _numbers(job["numbers"]), folder)
+        device = None if job["device"] is None else torch.device(job["device"])
+        build(graph, _numbers(job["numbers"]), folder, device)
         diskcache.store(job["key"], folder, job["about"])
     except BaseException:
         import shutil
