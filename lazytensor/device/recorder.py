@@ -94,6 +94,7 @@ def _parts() -> dict[str, Any]:
         "look": ahead.look,
         "decide": ahead.decide,
         "stop": ahead.stop,
+        "is_there": ahead.is_there,
         "unasked": record.unasked,
         "budget_room": budget.room,
         "ir_globals": vars(ir),

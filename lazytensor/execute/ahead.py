@@ -35,8 +35,8 @@ from lazytensor.trace.shapes import DATA_DEPENDENT, call_arguments, clean, root
 _FEW = 16  # states that may be pending without data when the first new op comes: else most of the trace is no news
 YOUNG_BYTES = 4 << 20  # is made before what nobody can see any more is looked for; 16 take three times the page faults
 
-# The first step of a program that reads values has many cuts, and often the same ones: so many of its cuts at most are run
-# ahead though all of their calls were seen before.  To make their graphs takes longer than what that step needs them for.
+# The first step of a program that reads values has many cuts, and often the same ones: so many of its cuts at most are
+# run ahead though all of their calls were seen before.  To make their graphs takes longer than to do without.
 _FIRST_CUTS = 32
 first_step = True  # until something pending was cut because the program asked for it, and not for a value
 
@@ -135,9 +135,7 @@ def results(values: list[Value]) -> list[torch.Tensor] | None:
         return usual
     found = []
     for value in values:
-        tensor = _data(value)
-        if tensor is None:
-            tensor = _made_again(value)
+        tensor = _data(value) if _is_there(value, _MOST_STEPS) else None
         if tensor is None:
             return None
         found.append(tensor)
@@ -229,6 +227,22 @@ def _made_again(value: Value) -> torch.Tensor | None:
         if found is None:
             return None
     return found
+
+
+def is_there(args: tuple[Any, ...]) -> bool:
+    """Whether the data of all arguments is there, or could be made again."""
+    return all(_is_there(value, _MOST_STEPS) for value in values_in(args))
+
+
+_MOST_STEPS = 4  # from what is there to a value: a write through a view takes a copy and a scatter
+
+
+def _is_there(value: Value, steps: int) -> bool:
+    if _data(value) is not None:
+        return True
+    if not steps or not all(_is_there(each, steps - 1) for each in value.node.inputs):
+        return False
+    return _made_again(value) is not None
 
 
 def _viewed(value: Value) -> Value | None:

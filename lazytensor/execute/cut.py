@@ -581,6 +581,9 @@ def clear() -> None:
     hits = misses = 0
     cleared += 1
     counts_anew()
+    ahead.first_step = True
+    if ahead.on is None:
+        ahead.begin()
     record.drop_nodes(set())
     ir.nodes_dropped(0)
 

@@ -105,7 +105,7 @@ def _look() -> None:
 
 
 def _break_off() -> None:
-    """The steps that are watched do not come again, or cuts are counted anew: nobody may come by soon to end the watch."""
+    """What is watched does not come again, or cuts are counted anew: nobody may come by soon to end the watch."""
     if _watch is not None:
         end()
         cut.look_at = next((each for each in LOOKS if each >= cut.look_at), LOOKS[-1])

@@ -39,7 +39,7 @@ struct {
   PyTypeObject *State, *ViewedState, *ViewState, *Value, *Node;
   PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
   PyObject *dead, *make, *make_view, *write, *value_of_state, *aliased, *number_leaf;  // functions for the rarer cases
-  PyObject *young, *old, *look, *spec, *unasked, *budget_room, *ir_globals, *made_name, *decide, *stop;  // of what is run ahead
+  PyObject *young, *old, *look, *spec, *unasked, *budget_room, *ir_globals, *made_name, *decide, *stop, *is_there;  // of what is run ahead
   PyObject *here, *Line, *module_path, *is_library, *module_call, *forward_lines, *unknown_line, *plain_name;  // of lines
   PyObject *live, *effects, *data_of, *data_in, *Failure;  // of cuts and reads
   PyObject *reals, *integers, *booleans;  // rows of number leaves

@@ -359,7 +359,7 @@ class Recorder final : public c10::OperatorKernel {
       key = canonical_call(call);
       entry = known(key.p);
       if (entry.p == nullptr && maker) decide();
-      if (entry.p != nullptr && calls_too && maker && kind != Kind::Mutable) run_again(call, key.p, entry.p);
+      if (entry.p != nullptr && calls_too && maker) run_again(call, key.p, entry.p);
       if (entry.p == nullptr && ahead && maker) {
         entry = is_mutation() ? mutated(call, key.p) : born(call, key.p);
         is_new = true;
@@ -470,7 +470,7 @@ class Recorder final : public c10::OperatorKernel {
       if (part != Py_None) values.push_back(part);
       return part != Py_None && newborn.count(part) == 0;
     };
-    PyObject* parts = kind == Kind::InPlace ? PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0) : entry;
+    PyObject* parts = is_mutation() ? PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0) : entry;
     bool missing = false;
     if (Py_TYPE(parts) == model.Value) {
       missing = add(parts);
@@ -480,12 +480,18 @@ class Recorder final : public c10::OperatorKernel {
     }
     if (!missing) return;
     try {
-      c10::SmallVector<at::Tensor, 4> made = run(call, key);
+      c10::SmallVector<at::Tensor, 4> made;
+      try {
+        made = run(call, key);
+      } catch (const Leave&) {  // Python has recorded an argument, such as the whole of which a view was written to
+        if (Ref(ok(PyObject_CallOneArg(model.is_there, key))).p != Py_True) throw;
+        made = run(call, key);
+      }
       made.erase(std::remove_if(made.begin(), made.end(), [](const at::Tensor& each) { return !each.defined(); }), made.end());
       if (made.size() != values.size()) throw Leave();
       for (size_t i = 0; i < made.size(); i++) {
         const Geometry* look = geometry_of(slot(values[i], model.value_spec));
-        if (!looks_like(made[i].unsafeGetTensorImpl(), look)) throw Leave();
+        if (!looks_like(made[i].unsafeGetTensorImpl(), look)) return;  // it is laid out anew where it is written: Python's to make
         be_born(values[i], made[i], kind == Kind::View);
       }
     } catch (const Leave&) {
@@ -765,6 +771,7 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.look = get("look");
   model.decide = get("decide");
   model.stop = get("stop");
+  model.is_there = get("is_there");
   model.spec = get("spec");
   model.unasked = get("unasked");
   model.budget_room = get("budget_room");

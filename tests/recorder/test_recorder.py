@@ -332,8 +332,8 @@ def test_reading_a_number_does_not_enter_the_python_kernel() -> None:
     assert "a Tensor with 2 elements cannot be converted to Scalar" in refused
 
 
-DTYPES = (None, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16)
-DTYPES += (torch.float32, torch.float64, torch.complex64)
+DTYPES = (None, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16)
+DTYPES += (torch.bfloat16, torch.float32, torch.float64, torch.complex64)
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last)
 
 

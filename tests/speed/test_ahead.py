@@ -132,7 +132,7 @@ def test_a_new_step_asks_no_shape_rule(backend: Counting, monkeypatch: pytest.Mo
 
 def test_a_step_with_known_ops_is_only_recorded(backend: Counting) -> None:
     x = torch.randn(8).to("ltc")
-    known(x)
+    first = known(x)
     lt.sync()
     y = known(x).tanh()  # the only new op
     assert ahead.on is False
@@ -324,3 +324,58 @@ def test_the_default_backend_counts_it_as_the_first_run(tmp_path: Path) -> None:
             del y
         finally:
             lt.set_backend("reference")
+
+
+compiled_only = pytest.mark.skipif(recorder.module is None, reason="the compiled recorder has not been built")
+
+
+def refine(device: str, turns: int) -> list[float]:
+    """Turns of a loop that read a value each, with views and writes; new in the first only."""
+    x, weight = torch.linspace(-1, 1, 12).reshape(3, 4).to(device), torch.linspace(-2, 1, 16).reshape(4, 4).to(device)
+    read = []
+    for _ in range(turns):
+        y = torch.tanh(x @ weight.t())
+        y[:, 1:] += y.chunk(2, 1)[0].sum()
+        y.mul_(0.5)
+        torch._foreach_add_([y, weight], 0.01)
+        read.append(y.abs().mean().item())
+        x = y if read[-1] > 0.1 else y * 2
+    return [*read, *x.flatten().tolist()]
+
+
+@compiled_only
+def test_the_first_step_of_a_program_that_reads_needs_no_graphs(backend: Counting) -> None:
+    assert refine("ltc", 6) == refine("cpu", 6)
+    assert cut.hits >= 3 and backend.runs == backend.compiled == 0
+    lt.sync()  # nothing is pending: the first step is not over
+    assert refine("ltc", 2) == refine("cpu", 2) and backend.compiled == 0
+    kept = torch.ones(2, device="ltc") + 1
+    lt.sync()
+    for _ in range(2):
+        assert refine("ltc", 6) == refine("cpu", 6)
+    assert backend.compiled > 0 and kept.tolist() == [2, 2]
+
+
+@compiled_only
+def test_a_first_step_without_an_end_has_graphs_after_some_cuts(backend: Counting) -> None:
+    for _ in range(4):
+        assert refine("ltc", ahead._FIRST_CUTS // 2) == refine("cpu", ahead._FIRST_CUTS // 2)
+    assert 0 < backend.compiled < 12 and backend.runs > ahead._FIRST_CUTS // 2
+
+
+def test_what_is_added_to_the_same_value_in_other_memory_is_looked_into_when_it_comes_again(
+    backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    infer = shapes.infer_mutation
+    monkeypatch.setattr(shapes, "infer_mutation", lambda m, *rest: asked.append(m.name) or infer(m, *rest))
+    for turn in range(3):
+        x = torch.ones(3).to("ltc")
+        first, second = x * 3, x * 3  # one value in two places
+        first.add_(second)
+        assert len(asked) == (turn > 0)
+        shared = x * 3
+        shared.add_(shared)
+        assert first.tolist() == shared.tolist() == [6, 6, 6] and second.tolist() == [3, 3, 3]
+        lt.sync()
+        asked[1:] = []
