@@ -4,12 +4,14 @@ for it.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from lazytensor import settings
 from lazytensor.backend import plan  # noqa: F401  (needed for the first graph, which should not wait for it)
 from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
@@ -28,35 +30,49 @@ class AutoBackend(Backend):
     asynchronous = True
     _after = 1
 
-    def __init__(self, wait: bool = False, first: str = "ts") -> None:
-        """``wait``: compile at the first cut and wait for it.  ``first``: the backend of the first tier."""
+    def __init__(self, wait: bool = False, first: str | None = None) -> None:
+        """``wait``: compile at the first cut and wait for it.
+
+        ``first``: the backend that a graph goes to after some runs on the first tier, instead of to the interpreter in
+        C++.  By default none, but where that has not been built or cannot take a graph, ``ts``.
+        """
         super().__init__()
         self.wait = wait
         self.first_name = first
         self.graphs: list[Tiered] = []
 
     def prepare(self) -> None:
-        """Make the first tier; say so where there is no compiler."""
-        from lazytensor.backend import registry
-
-        self.first = registry.instance(self.first_name)
-        self.first.prepare()
+        """Say so where there is no compiler."""
+        if self.first_name is not None:
+            self.first  # noqa: B018  (a backend that cannot be used is told now)
         self.missing = no_compiler()
         lowering_digest()  # rather now than when compiled code is looked for on disk
         if self.missing:
-            log.warning("lazytensor: %s: graphs stay on the %r backend", self.missing, self.first_name)
+            log.warning("lazytensor: %s: graphs stay on the first tier", self.missing)
+
+    @functools.cached_property
+    def first(self) -> Backend:
+        """The backend of the first tier, made when a graph needs it."""
+        from lazytensor.backend import registry
+
+        made = registry.instance(self.first_name or "ts")
+        made.prepare()
+        return made
 
     def compile(self, graph: Graph) -> Callable[..., list[Any]]:
         """A callable that starts on the first tier."""
         if self.missing:
-            return self.first.compile(graph)
+            return self._on_first(graph)
         tiered = Tiered(graph, self._on_first, self.wait, self._after)
         self.graphs.append(tiered)
         return tiered
 
     def _on_first(self, graph: Graph) -> Callable[..., list[Any]]:
         """The graph on the first tier."""
-        return self.first.compile(graph) if self.first.own_memory else FirstTier(graph, self.first.compile)
+        asked = self.first_name is not None
+        if (asked or settings.ts_cuda) and self.first.own_memory:
+            return self.first.compile(graph)
+        return FirstTier(graph, lambda graph: self.first.compile(graph), in_python=asked)
 
     @property
     def runs_ahead(self) -> bool:  # type: ignore[override]
