@@ -61,9 +61,8 @@ def planned(run: Callable[..., list[Any]], nbytes: int) -> Callable[..., list[An
     77, of a ResNet 59 instead of 50.
     """
     extension = native.extension()
-    if extension is None or not settings.keep_bytes or nbytes < WORTH:
+    if extension is None or not worth_planning(extension, nbytes):
         return run
-    extension.open_arena(settings.keep_bytes)
     plan = extension.Plan()
 
     def in_places(*inputs: Any) -> list[Any]:
@@ -77,6 +76,14 @@ def planned(run: Callable[..., list[Any]], nbytes: int) -> Callable[..., list[An
         return [result.clone() if _in_arena(extension, result) else result for result in results]
 
     return in_places
+
+
+def worth_planning(extension: Any, nbytes: int) -> bool:
+    """Whether a run whose values have so many bytes should have a plan; if so, there is memory for it to follow."""
+    if not settings.keep_bytes or nbytes < WORTH:
+        return False
+    extension.open_arena(settings.keep_bytes)
+    return True
 
 
 def _in_arena(extension: Any, result: Any) -> bool:

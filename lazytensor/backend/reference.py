@@ -134,6 +134,26 @@ class Program:
                     self._go_on(slots, position, error)
             return self._collect(slots)
 
+    def resume(self, inputs: tuple[Any, ...], done: int, values: dict[Any, Any]) -> list[Any]:
+        """Run what comes after the first operations, so many, which have run elsewhere and left these values.
+
+        Only a program that has not run can do this, and only once.
+        """
+        slots = self.initial.copy()
+        slots[: len(inputs)] = inputs
+        for value in list(values):
+            slots[self.slots[value]] = values.pop(value)
+        position = 0
+        while done:
+            done -= self.instructions[position][0] is not None
+            position += 1
+        del self.instructions[:position]
+        with clean():
+            self._check(slots)
+            results = self._collect(slots)
+        slots.clear()  # which the traceback of a failure holds
+        return results
+
     def _collect(self, slots: list[Any]) -> list[Any]:
         results = [slots[i] for i in self.results]
         for number in self.copies:

@@ -3,7 +3,8 @@
 ``recorder.cpp`` is the hit path of the recording kernels (:mod:`lazytensor.device.recorder`), the headers its parts,
 ``runner.cpp`` the thread that runs compiled steps (:mod:`lazytensor.execute.queues`).  Both do what Python does
 otherwise, on the same objects.
-``arena.cpp`` gives the steps that ``runner.cpp`` runs memory for what they make and drop again.
+``interpreter.cpp`` runs graphs op by op (:mod:`lazytensor.backend.instructions`), until there is compiled code.
+``arena.cpp`` gives the steps that both run memory for what they make and drop again.
 
 They are one extension, built once for each torch and Python, by the process that compiles graphs
 (:mod:`lazytensor.backend.inductor`), by ``lazytensor cache build``, or by :mod:`lazytensor.native.build`, and kept with
@@ -25,7 +26,9 @@ from lazytensor import settings
 from lazytensor.backend import compiler, diskcache
 
 log = logging.getLogger("lazytensor")
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp", "arena.cpp"))
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("recorder.cpp", "runner.cpp", "interpreter.cpp", "arena.cpp")
+)
 _PARTS = (
     "objects.h",
     "cells.h",

@@ -922,12 +922,16 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", "The hit path of the 
 
 }  // namespace
 
-void add_runner(PyObject* module);  // runner.cpp
+void add_runner(PyObject* module);       // runner.cpp
+void add_interpreter(PyObject* module);  // interpreter.cpp
 
 PyMODINIT_FUNC PyInit_native() {
   HANDLE_TH_ERRORS
   PyObject* module = PyModule_Create(&definition);
-  if (module != nullptr) add_runner(module);
+  if (module != nullptr) {
+    add_runner(module);
+    add_interpreter(module);
+  }
   return module;
   END_HANDLE_TH_ERRORS
 }

@@ -7,6 +7,7 @@ the CPU only is left out: running ahead, runs in the background and without Pyth
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from lazytensor.backend.graph import Graph
 from lazytensor.backend.hardware import HardwareBackend, traits
 from lazytensor.backend.inductor.build import no_compiler
 from lazytensor.backend.inductor.tiers import READY, SENT, STAYS, FirstTier, Tiered, lowering_digest
+from lazytensor.backend.interface import Backend
 from lazytensor.backend.reference import Program
 
 log = logging.getLogger("lazytensor")
@@ -32,8 +34,12 @@ class AutoBackend(HardwareBackend):
     asynchronous = True
     _after = 1
 
-    def __init__(self, wait: bool = False, first: str = "ts", device: str | None = None) -> None:
-        """``wait``: compile at the first cut and wait for it.  ``first``: the backend of the first tier, on the CPU.
+    def __init__(self, wait: bool = False, first: str | None = None, device: str | None = None) -> None:
+        """``wait``: compile at the first cut and wait for it.
+
+        ``first``: the backend that a graph goes to after some runs on the first tier, instead of to the interpreter in
+        C++; on the CPU.  By default none, but where that has not been built or cannot take a graph, ``ts``.
+
         ``device``: cpu or cuda, by default as the setting ``hardware`` says.
         """
         super().__init__(device)
@@ -42,34 +48,42 @@ class AutoBackend(HardwareBackend):
         self.graphs: list[Tiered] = []
 
     def prepare(self) -> None:
-        """Make the first tier; say so where there is no compiler."""
-        from lazytensor.backend import registry
-
-        if not self.own_memory:
-            self.first = registry.instance(self.first_name)
-            if self.first.own_memory:  # it takes no CPU tensors
-                self.first = registry.instance("reference")
-            self.first.prepare()
-        elif self.target is not None:
+        """Say so where there is no compiler."""
+        if self.target is not None:
             traits(self.target)  # while the device answers for itself: ltc may come to stand in for it
+        elif self.first_name is not None:
+            self.first  # noqa: B018  (a backend that cannot be used is told now)
         self.missing = no_compiler(self.target)
         lowering_digest()  # rather now than when compiled code is looked for on disk
         if self.missing:
-            tier = "reference" if self.own_memory else self.first_name
-            log.warning("lazytensor: %s: graphs stay on the %r backend", self.missing, tier)
+            tier = "first tier" if self.target is None else "'reference' backend"
+            log.warning("lazytensor: %s: graphs stay on the %s", self.missing, tier)
+
+    @functools.cached_property
+    def first(self) -> Backend:
+        """The backend of the first tier, made when a graph needs it."""
+        from lazytensor.backend import registry
+
+        made = registry.instance(self.first_name or "ts")
+        if made.own_memory:  # it takes no CPU tensors
+            made = registry.instance("reference")
+        made.prepare()
+        return made
 
     def compile(self, graph: Graph) -> Callable[..., list[Any]]:
         """A callable that starts on the first tier."""
-        if not self.missing:
-            tiered = Tiered(graph, self._on_first, self.wait, self._after, self.target)
-            self.graphs.append(tiered)
-            return self.on_data(tiered, graph) if self.own_memory else tiered
-        return self.on_data(self._on_first(graph), graph) if self.own_memory else self.first.compile(graph)
+        run = self._on_first(graph) if self.missing else self._tiered(graph)
+        return run if self.target is None else self.on_data(run, graph)
+
+    def _tiered(self, graph: Graph) -> Tiered:
+        self.graphs.append(Tiered(graph, self._on_first, self.wait, self._after, self.target))
+        return self.graphs[-1]
 
     def _on_first(self, graph: Graph) -> Callable[..., list[Any]]:
         """The graph on the first tier."""
-        target = self.target
-        return FirstTier(graph, self.first.compile) if target is None else Program(graph, target)
+        if self.target is not None:
+            return Program(graph, self.target)
+        return FirstTier(graph, lambda graph: self.first.compile(graph), in_python=self.first_name is not None)
 
     @property
     def runs_ahead(self) -> bool:  # type: ignore[override]

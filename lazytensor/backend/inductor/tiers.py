@@ -32,6 +32,7 @@ from lazytensor.backend.inductor.lower import Lowering
 from lazytensor.backend.inductor.overwrite import overwritten
 from lazytensor.backend.inductor.package import Packaged
 from lazytensor.backend.inductor.service import encode, service
+from lazytensor.backend.instructions import translated
 from lazytensor.backend.reference import Program
 from lazytensor.trace import source
 
@@ -47,27 +48,46 @@ _PATIENCE = 0.5
 _UNUSABLE = "the cache of compiled graphs cannot be used"  # a full disk, or a folder that cannot be written
 
 
-# Runs of a graph before the first tier's backend gets to see it.  To make TorchScript's functions takes as long as what
-# they save in about so many runs, and most graphs of a program's start come less often or are compiled by then.
+# Runs of a graph before a backend gets to see it.  To make TorchScript's functions takes as long as what they save in
+# about so many runs, and most graphs of a program's start come less often or are compiled by then.
 _INTERPRETED = 24
 
 
 class FirstTier:
-    """A graph on the first tier: interpreted, until it has come often enough to be worth more."""
+    """A graph on the first tier: interpreted, by Python until a run was checked and then in C++.
 
-    def __init__(self, graph: Graph, compile_graph: Callable[[Graph], Runs]) -> None:
+    Where that cannot be, Python goes on until the graph has come often enough to be worth a backend's work.
+    """
+
+    def __init__(self, graph: Graph, compile_graph: Callable[[Graph], Runs], in_python: bool = False) -> None:
+        """``compile_graph`` gives the graph to that backend; ``in_python``: even where C++ could interpret it."""
         self.graph = graph
         self.compile_graph = compile_graph
+        self.in_python = in_python
         self.left = _INTERPRETED
-        self.run = heap.planned(Program(graph), graph.nbytes)
+        self.program: Program | None = Program(graph)  # until it was checked
+        self.run: Runs = self.program
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the graph."""
         if self.left:
-            self.left -= 1
-            if not self.left:
-                self.run = heap.planned(self.compile_graph(self.graph), self.graph.nbytes)
+            self._choose()
         return self.run(*inputs)
+
+    def _choose(self) -> None:
+        """What the next run is."""
+        program = self.program
+        if program is not None and program.checked:
+            self.program = None
+            found = None if self.in_python else translated(self.graph, program)
+            if found is not None:
+                self.run, self.left = found, 0
+                return
+            self.run = heap.planned(program, self.graph.nbytes)
+        self.left -= 1
+        if not self.left:
+            self.program = None
+            self.run = heap.planned(self.compile_graph(self.graph), self.graph.nbytes)
 
 
 class Tiered:
