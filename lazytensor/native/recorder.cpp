@@ -258,8 +258,8 @@ class Recorder final : public c10::OperatorKernel {
     key.clear();
     if (words(call, key, PyList_GET_SIZE(model.numbers) + before)) {
       Known* known = find(key, hash_of(key));
-      if (known != nullptr && calls_too && maker) run_again(call, known->key, known->entry);
-      if (known != nullptr && made(call, known)) {
+      bool run_too = calls_too && maker && (ahead || undecided);  // which takes the lock
+      if (known != nullptr && !run_too && made(call, known)) {
         calls_found++;
         if (noting) note_found(plain_name, known);
         return true;
@@ -462,7 +462,6 @@ class Recorder final : public c10::OperatorKernel {
   // Run a call that was seen before, if the trace is run ahead and nothing has its data: else the trace could only be recorded
   // from here on, and its graph would be made for it.
   void run_again(const Call& call, PyObject* key, PyObject* entry) {
-    pybind11::gil_scoped_acquire gil;
     decide();
     if (!ahead) return;
     c10::SmallVector<PyObject*, 4> values;

@@ -379,3 +379,21 @@ def test_what_is_added_to_the_same_value_in_other_memory_is_looked_into_when_it_
         assert first.tolist() == shared.tolist() == [6, 6, 6] and second.tolist() == [3, 3, 3]
         lt.sync()
         asked[1:] = []
+
+
+@compiled_only
+def test_numbers_of_calls_that_run_in_a_first_step_are_those_of_this_call(backend: Counting) -> None:
+    """What is written through a view is made again by Python, with numbers that compiled code has lifted."""
+
+    def turns(device: str) -> list[float]:
+        x, read = torch.arange(12.0).reshape(3, 4).to(device), []
+        for turn in range(5):
+            y = (x * (1 + turn)).add(0.25 * turn, alpha=2)
+            y[1:, 1:] *= 0.5 + turn
+            y[0] += 3
+            z = (y - turn) / (turn + 1)
+            read.append(z.clamp(-1 - turn, 100 + turn).sum().item())
+        return [*read, *z.flatten().tolist()]
+
+    assert turns("ltc") == turns("cpu")
+    assert backend.compiled == 0
