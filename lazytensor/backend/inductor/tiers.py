@@ -1,4 +1,4 @@
-"""Tiers: a graph runs at once on a backend that is fast to start, and moves to TorchInductor's code when that is ready.
+"""Tiers: a graph is interpreted at once, and moves to TorchInductor's code when that is ready.
 
 The first time a graph is cut nothing is known of it but that it may be the only time, so it goes to the first tier.  A
 graph that is seen again is worth compiling: it is sent to the compiling process, and the program goes on.  The compiled
