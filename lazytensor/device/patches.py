@@ -127,6 +127,18 @@ def backward_on_callers_thread() -> None:
     torch.autograd.set_multithreading_enabled(False)
 
 
+def begin_the_engine_without_threads() -> None:
+    """The autograd engine starts a thread for each device that there is in its first backward, and waits for it.
+
+    Symptom: a first step waited 1 to 4 ms for a thread that never gets work (see above), where the loops of its forward
+    pass were using all cores; and a child forked after a backward pass had none, not even on the CPU: "Unable to handle
+    autograd's threading in combination with fork-based multiprocessing".  So the engine begins before there is an
+    ``ltc`` to count.  Where PyTorch has another accelerator it needs its threads, and to count them would start it.
+    """
+    if torch.accelerator.current_accelerator(check_available=False) is None:
+        torch.ones((), requires_grad=True).backward()
+
+
 def keep_parameters_on_conversion() -> None:
     """``module.to("ltc")`` makes new Parameter objects, where ``module.to("cuda")`` keeps the old ones.
 

@@ -38,11 +38,14 @@ def register() -> None:
     owner = torch._C._get_privateuse1_backend_name()
     if owner not in ("privateuseone", DEVICE) or (owner == DEVICE and hasattr(torch, DEVICE)):
         raise errors.DeviceInUse(owner)
+    from lazytensor.device import patches
+
+    patches.begin_the_engine_without_threads()
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=DeviceModule(), device_guard=_Guard())
     generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_storage=True, for_packed_sequence=False
     )
-    from lazytensor.device import patches, recorder, serialization, sparse, threads
+    from lazytensor.device import recorder, serialization, sparse, threads
     from lazytensor.device.composites import ANSWERS, COMPOSITES
     from lazytensor.device.kernels import KERNELS
 
