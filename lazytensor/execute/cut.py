@@ -250,7 +250,7 @@ def _made_again(cause: str, wait: bool) -> bool:
     them takes as long as they do.  Whatever is not as usual is left to the long way, before anything has happened.
     """
     global _brief, hits, last
-    if events.guard is not None or events.take_over is not None or ahead.on is not None:
+    if events.guard is not None or events.take_over is not None or ahead.on:
         return False
     if memory.in_use or _check.value or pipeline.failures or len(computations) > _cache_size.value // 2:
         return False
@@ -273,6 +273,8 @@ def _made_again(cause: str, wait: bool) -> bool:
     computation.runs += 1
     pipeline.ran_elsewhere = True
     last = timing
+    if ahead.on is not None:
+        ahead.begin()
     if apart:
         _habit.at_once(backend, wait, 0)
     events.on_cut(cause, computation, True, started, timing, None, 3)  # from _run_pending, cut, and who asked for it
