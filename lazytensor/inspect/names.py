@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -76,10 +76,14 @@ def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     if optimized and (sys.gettrace() is not None or sys.getprofile() is not None):
         return []
     variables = frame.f_locals
-    found = [(n, v) for n, v in variables.items() if not n.startswith("_")]
+    found = [(n, v) for n, v in variables.items() if v.__class__ not in _PLAIN and not n.startswith("_")]
     if optimized and type(variables) is dict:
         variables.clear()
     return found
+
+
+# Of these are most of a frame's variables, and none of them holds a tensor.
+_PLAIN = frozenset((NoneType, bool, int, float, str, type, ModuleType, FunctionType, BuiltinFunctionType))
 
 
 def _note_any(value: Any, name: str) -> None:

@@ -32,6 +32,7 @@ SOURCES = tuple(
 _PARTS = (
     "objects.h",
     "cells.h",
+    "nodes.h",
     "states.h",
     "arguments.h",
     "lines.h",

@@ -14,6 +14,7 @@
 #include "arguments.h"
 #include "cells.h"
 #include "lines.h"
+#include "nodes.h"
 #include "objects.h"
 #include "states.h"
 
@@ -147,84 +148,11 @@ struct Maker {
   PyObject *op, *table;  // as Python has them
   size_t returns;
   bool returns_list;
-  PyObject* plain_name = nullptr;
+  PyObject* plain_name = nullptr;           // under which lines are noted
   std::vector<const Geometry*> looks = {};  // what its last results looked like
-
-  // Its name as lines are noted under it.
-  PyObject* name() {
-    if (plain_name == nullptr) {
-      Ref full(ok(PyObject_GetAttrString(op, "name")));
-      plain_name = ok(PyObject_CallOneArg(model.plain_name, full.p));
-    }
-    return plain_name;
-  }
 };
 
-// --- nodes -----------------------------------------------------------------------------------------------------------
-
-// The Spec of a tensor on the first device; `like` is one that it may well have, which is found sooner.
-PyObject* spec_of(const at::Tensor& tensor, const Geometry*& like) {
-  if (like == nullptr || !looks_like(tensor.unsafeGetTensorImpl(), like) || tensor.is_conj() || tensor.is_neg() || !like->ordinary) {
-    Ref key = geometry(tensor, 0);
-    PyObject* found = PyDict_GetItem(model.specs, key.p);  // keeps it
-    like = geometry_of(found != nullptr ? found : Ref(ok(PyObject_CallObject(model.spec, key.p))).p);
-  }
-  return like->spec;
-}
-
-using Values = c10::SmallVector<PyObject*, 8>;
-
-void values_in(PyObject* args, Values& found) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
-    PyObject* each = PyTuple_GET_ITEM(args, i);
-    if (Py_TYPE(each) == model.Value) found.push_back(each);
-    else if (PyTuple_Check(each)) values_in(each, found);
-  }
-}
-
-void put(PyObject* object, Py_ssize_t offset, Ref value) { slot(object, offset) = value.release(); }
-
-// The number of a new node; ir._made has it.
-Ref next_sequence() {
-  PyObject* made = ok(PyDict_GetItemWithError(model.ir_globals, model.made_name));
-  Ref next(ok(PyLong_FromLongLong(PyLong_AsLongLong(made) + 1)));
-  ok(PyDict_SetItem(model.ir_globals, model.made_name, next.p));
-  return next;
-}
-
-// A node without outputs; as ir.Node.
-Ref new_node(PyObject* op, PyObject* args, Ref line) {
-  Values values;
-  values_in(args, values);
-  Ref inputs(ok(PyTuple_New(values.size())));
-  long depth = 0;
-  for (size_t i = 0; i < values.size(); i++) {
-    PyTuple_SET_ITEM(inputs.p, i, Py_NewRef(values[i]));
-    depth = std::max(depth, PyLong_AsLong(slot(slot(values[i], model.value_node), model.node_depth)));
-  }
-  Ref node(ok(model.Node->tp_alloc(model.Node, 0)));
-  put(node.p, model.node_op, Ref(Py_NewRef(op)));
-  put(node.p, model.node_args, Ref(Py_NewRef(args)));
-  put(node.p, model.node_inputs, std::move(inputs));
-  put(node.p, model.node_line, std::move(line));
-  put(node.p, model.node_depth, Ref(ok(PyLong_FromLong(depth + 1))));
-  put(node.p, model.node_mark, Ref(ok(PyLong_FromLong(0))));
-  put(node.p, model.node_seq, next_sequence());
-  return node;
-}
-
-// One output of a node; as ir.Value.
-Ref new_value(PyObject* node, size_t index, PyObject* spec) {
-  Ref value(ok(model.Value->tp_alloc(model.Value, 0)));
-  put(value.p, model.value_node, Ref(Py_NewRef(node)));
-  put(value.p, model.value_index, Ref(ok(PyLong_FromSize_t(index))));
-  put(value.p, model.value_spec, Ref(Py_NewRef(spec)));
-  put(value.p, model.value_size, Ref(Py_NewRef(slot(spec, model.spec_size))));
-  put(value.p, model.value_dtype, Ref(Py_NewRef(slot(spec, model.spec_dtype))));
-  put(value.p, model.value_plain, Ref(Py_NewRef(slot(spec, model.spec_plain))));
-  put(value.p, model.value_leaf, Ref(Py_NewRef(Py_False)));
-  return value;
-}
+// --- results ---------------------------------------------------------------------------------------------------------
 
 // Keep the data of a value.
 void be_born(PyObject* value, const at::Tensor& data, bool view) {
@@ -265,18 +193,30 @@ PyObject* root(PyObject* value) {
   }
 }
 
-// Whether nothing that is written shares memory, with itself or with another argument; as shapes.suspicions, but for geometries that
-// are not plain, of which nothing is said here.
-bool apart(PyObject* args, PyObject* target) {
-  Values targets, all;
+// The values that are written, one or a list.
+Values written_values(PyObject* target) {
+  Values targets;
   if (PyTuple_Check(target)) values_in(target, targets);
   else if (Py_TYPE(target) == model.Value) targets.push_back(target);
-  if (targets.empty()) return false;
+  return targets;
+}
+
+// Whether what is written lies in its memory as usual, where no two elements have one place.
+bool are_plain(PyObject* target) {
+  Values targets = written_values(target);
+  return !targets.empty() && std::all_of(targets.begin(), targets.end(), [](PyObject* each) {
+    return slot(slot(each, model.value_spec), model.spec_plain) == Py_True;
+  });
+}
+
+// Whether nothing that is written shares memory, with itself or with another argument, as far as values tell; as
+// shapes.suspicions, but for geometries that are not plain, of which nothing is said here.
+bool apart(PyObject* args, PyObject* target) {
+  if (!are_plain(target)) return false;
+  Values targets = written_values(target), all;
   std::unordered_set<PyObject*> roots;
-  for (PyObject* each : targets) {
-    PyObject* spec = slot(each, model.value_spec);
-    if (slot(spec, model.spec_plain) != Py_True || !roots.insert(root(each)).second) return false;
-  }
+  for (PyObject* each : targets)
+    if (!roots.insert(root(each)).second) return false;
   values_in(args, all);
   size_t seen = 0;
   for (PyObject* each : all) seen += roots.count(root(each));

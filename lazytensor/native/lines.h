@@ -56,6 +56,7 @@ struct Found {
 
 std::unordered_map<Place, Found, PlaceHash> lines;  // and the paths of modules
 ska::flat_hash_map<PyObject*, bool> library;  // code -> whether it is PyTorch's, ours, or Python's
+ska::flat_hash_map<PyObject*, bool> files;    // the same by the name of its file, which most code of a file shares
 
 template <class T>
 uint64_t word_of(T* object) { return reinterpret_cast<uint64_t>(object); }
@@ -64,18 +65,23 @@ uint64_t word_of(T* object) { return reinterpret_cast<uint64_t>(object); }
 void forget_lines() {
   for (auto& [place, found] : lines) found.release();
   lines.clear();
-  for (auto& [code, ours] : library) Py_DECREF(code);
-  library.clear();
+  for (auto* known : {&library, &files}) {
+    for (auto& [object, ours] : *known) Py_DECREF(object);
+    known->clear();
+  }
 }
 
 bool is_library(PyObject* code) {
   auto found = library.find(code);
   if (found != library.end()) return found->second;
-  Ref path(ok(PyObject_GetAttrString(code, "co_filename")));
-  Ref known(ok(PyObject_CallOneArg(model.is_library, path.p)));
-  bool ours = known.p == Py_True;
-  library.emplace(Py_NewRef(code), ours);
-  return ours;
+  PyObject* path = reinterpret_cast<PyCodeObject*>(code)->co_filename;
+  auto file = files.find(path);
+  if (file == files.end()) {
+    bool ours = Ref(ok(PyObject_CallOneArg(model.is_library, path))).p == Py_True;
+    file = files.emplace(Py_NewRef(path), ours).first;
+  }
+  library.emplace(Py_NewRef(code), file->second);
+  return file->second;
 }
 
 // --- frames
@@ -207,6 +213,14 @@ Ref module_path(const Frames& at, PyObject* inner, PyObject* outer) {
   if (PyObject* known = line_at(place, inner, outer)) return Ref(Py_NewRef(known));
   Ref path(ok(PyObject_CallFunctionObjArgs(model.module_path, at.inner.object().p, at.outer.object().p, nullptr)));
   return Ref(Py_NewRef(remember_line(place, std::move(path), at.user.code(), nullptr, inner, outer)));
+}
+
+// The name of an op as lines are noted under it; as source.plain, for a name without overload.
+std::string noted_name(const std::string& name) {
+  std::string found;
+  for (char letter : name.substr(name.rfind(':') + 1))
+    if (letter != '_') found += static_cast<char>(std::tolower(letter));
+  return found;
 }
 
 // --- in forward

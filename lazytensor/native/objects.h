@@ -36,11 +36,12 @@ struct Leave {};
 // --- what the Python side hands over (names as in lazytensor.trace) ---------------------------------------------------
 
 struct {
-  PyTypeObject *State, *ViewedState, *ViewState, *Value, *Node;
+  PyTypeObject *State, *ViewedState, *ViewState, *Value, *Node, *Spec;
+  PyObject *DATA, *LEAF;
   PyObject *fresh, *numbers, *rows, *leaf_data, *leaf_states, *data_leaves, *specs;  // containers that are emptied, never replaced
   PyObject *dead, *make, *make_view, *write, *value_of_state, *aliased, *number_leaf;  // functions for the rarer cases
-  PyObject *young, *old, *look, *spec, *unasked, *budget_room, *ir_globals, *made_name, *decide, *stop, *is_there;  // of what is run ahead
-  PyObject *here, *Line, *module_path, *is_library, *module_call, *forward_lines, *unknown_line, *plain_name;  // of lines
+  PyObject *young, *old, *look, *unasked, *budget_room, *ir_globals, *made_name, *decide, *stop, *is_there;  // of what is run ahead
+  PyObject *here, *Line, *module_path, *is_library, *module_call, *forward_lines, *unknown_line;  // of lines
   PyObject *live, *effects, *data_of, *data_in, *Failure;  // of cuts and reads
   PyObject *reals, *integers, *booleans;  // rows of number leaves
   Py_ssize_t most_fresh;
@@ -49,7 +50,7 @@ struct {
   Py_ssize_t computation_route;
   Py_ssize_t value_leaf, value_index, value_spec, value_node, value_size, value_dtype, value_plain;
   Py_ssize_t node_args, node_seq, node_op, node_inputs, node_outputs, node_depth, node_line, node_mark, op_view;
-  Py_ssize_t spec_size, spec_stride, spec_offset, spec_dtype, spec_bits, spec_device, spec_plain;
+  Py_ssize_t spec_size, spec_stride, spec_offset, spec_dtype, spec_bits, spec_device, spec_plain, spec_numel, spec_nbytes;
 } model;
 
 PyObject *lt_name, *class_name;

@@ -24,6 +24,7 @@
 #include "cuts.h"
 #include "guard.h"
 #include "lines.h"
+#include "nodes.h"
 #include "objects.h"
 #include "states.h"
 #include "wholes.h"
@@ -50,9 +51,8 @@ class Recorder final : public c10::OperatorKernel {
     const c10::FunctionSchema& schema = handle.schema();
     returns_list = returns == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
     counts_versions = schema.name().rfind("aten::_foreach_", 0) == 0;
-    std::string name = this->maker ? this->maker->handle.schema().name() : schema.name();
-    for (char letter : name.substr(name.rfind(':') + 1))
-      if (letter != '_') plain_name += static_cast<char>(std::tolower(letter));
+    plain_name = noted_name(this->maker ? this->maker->handle.schema().name() : schema.name());
+    if (this->maker) this->maker->plain_name = ok(PyUnicode_FromString(plain_name.c_str()));
     for (const Argument& each : this->arguments)
       positional_numbers = positional_numbers || (each.default_object != nullptr && !each.keyword);
     bool factory = false;
@@ -345,8 +345,7 @@ class Recorder final : public c10::OperatorKernel {
           if (!add(item)) return false;
       }
     }
-    for (PyObject* state : states)
-      if (leaf(state).p == nullptr) return false;
+    for (PyObject* state : states) leaf(state);
     return !states.empty();
   }
 
@@ -354,14 +353,14 @@ class Recorder final : public c10::OperatorKernel {
     flush_numbers();
     Call call{stack, stack->size() - arguments.size(), PyList_GET_SIZE(model.numbers)};
     Ref entry, key;
-    bool is_new = false;
+    bool is_new = false, lasting = true;
     try {
       key = canonical_call(call);
       entry = known(key.p);
       if (entry.p == nullptr && maker) decide();
       if (entry.p != nullptr && calls_too && maker) run_again(call, key.p, entry.p);
       if (entry.p == nullptr && ahead && maker) {
-        entry = is_mutation() ? mutated(call, key.p) : born(call, key.p);
+        entry = is_mutation() ? mutated(call, key.p, lasting) : born(call, key.p);
         is_new = true;
       }
     } catch (const Leave&) {
@@ -370,7 +369,7 @@ class Recorder final : public c10::OperatorKernel {
       ok(PyList_SetSlice(model.numbers, call.lifted, PyList_GET_SIZE(model.numbers), nullptr));
       return false;
     }
-    finish(call, key.p, entry.p, key_words);
+    finish(call, key.p, entry.p, key_words, lasting);
     if (is_new && kind != Kind::View) check_budget(entry.p);
     return true;
   }
@@ -525,7 +524,7 @@ class Recorder final : public c10::OperatorKernel {
   Ref born(Call& call, PyObject* key) {
     c10::SmallVector<at::Tensor, 4> made = run(call, key);
     Ref args = made.empty() ? Ref(Py_NewRef(key)) : settled(key, made[0]);
-    Ref node = new_node(maker->op, args.p, line_here(maker->op, maker->name(), args.p));
+    Ref node = new_node(maker->op, args.p, line_here(maker->op, maker->plain_name, args.p));
     PyObject* outputs = set_outputs(node.p, made, kind == Kind::View, maker->looks);
     Ref entry = maker->returns_list ? Ref(ok(PySequence_List(outputs)))
                                     : Ref(Py_NewRef(maker->returns == 1 ? PyTuple_GET_ITEM(outputs, 0) : outputs));
@@ -534,11 +533,32 @@ class Recorder final : public c10::OperatorKernel {
     return entry;
   }
 
+  // Whether what is written shares no memory with another argument, by its storage: two storages may have the same value.
+  bool in_storages_apart(const Call& call) const {
+    std::unordered_set<const c10::StorageImpl*> targets;
+    size_t count = 0;
+    auto each = [&](const c10::IValue& value, auto&& action) {
+      auto one = [&](const at::Tensor& tensor) {
+        if (tensor.defined() && tensor.has_storage()) action(tensor.storage().unsafeGetStorageImpl());
+      };
+      if (value.isTensor()) one(value.toTensor());
+      if (value.isList())
+        for (const c10::IValue& item : value.toListRef())
+          if (item.isTensor()) one(item.toTensor());
+    };
+    each(call.at(written[0]), [&](const c10::StorageImpl* storage) { count += targets.insert(storage).second ? 1 : 2; });
+    bool apart = count == targets.size();
+    for (size_t i = 0; i < arguments.size(); i++)
+      if (i != written[0]) each(call.at(i), [&](const c10::StorageImpl* storage) { apart = apart && targets.count(storage) == 0; });
+    return apart;
+  }
+
   // The entry of a mutating op that is new, if what it writes shares no memory and its functional form's results look like it;
-  // as record.Mutation._in_place.
-  Ref mutated(Call& call, PyObject* key) {
+  // as record.Mutation._in_place.  `lasting`: whether the values tell that, so that it is true whenever they come again.
+  Ref mutated(Call& call, PyObject* key, bool& lasting) {
     PyObject* target = PyTuple_GET_ITEM(key, written[0]);
-    if (!apart(key, target)) throw Leave();
+    lasting = apart(key, target);
+    if (!lasting && !(are_plain(target) && in_storages_apart(call))) throw Leave();
     PyObject* found = PyDict_GetItemWithError(maker->table, key);
     Ref result = found != nullptr ? Ref(Py_NewRef(found)) : born(call, key);
     if (PyTuple_Check(target)) {
@@ -551,7 +571,7 @@ class Recorder final : public c10::OperatorKernel {
     Ref returned(ok(PyList_New(0))), replaced(ok(PyList_New(0)));
     ok(PyList_Append(replaced.p, result.p));
     Ref entry(ok(PyTuple_Pack(2, returned.p, replaced.p)));
-    ok(PyDict_SetItem(table, key, entry.p));
+    if (lasting) ok(PyDict_SetItem(table, key, entry.p));
     return entry;
   }
 
@@ -574,7 +594,8 @@ class Recorder final : public c10::OperatorKernel {
     return arguments[i].has_default && arguments[i].default_value == call.at(i);
   }
 
-  void finish(Call& call, PyObject* key, PyObject* entry, Words& key_words) {
+  // Give the call its results; `lasting`: whether it may be found without Python next time.
+  void finish(Call& call, PyObject* key, PyObject* entry, Words& key_words, bool lasting) {
     Stack* stack = call.stack;
     switch (kind) {
       case Kind::Functional:
@@ -591,10 +612,12 @@ class Recorder final : public c10::OperatorKernel {
         return;
       }
       case Kind::InPlace: {
-        Known* known = remember(call, key, entry, key_words);
-        bool done = made(call, known);
-        release(known);
-        if (done) return;
+        if (lasting) {
+          Known* known = remember(call, key, entry, key_words);
+          bool done = made(call, known);
+          release(known);
+          if (done) return;
+        }
         at::Tensor target = call.at(0).toTensor();
         write(target, state_of(target), PyList_GET_ITEM(PyTuple_GET_ITEM(entry, 1), 0));
         torch::jit::drop(*stack, arguments.size());
@@ -771,7 +794,9 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.decide = get("decide");
   model.stop = get("stop");
   model.is_there = get("is_there");
-  model.spec = get("spec");
+  model.Spec = type("Spec");
+  model.DATA = get("DATA");
+  model.LEAF = get("LEAF");
   model.unasked = get("unasked");
   model.budget_room = get("budget_room");
   model.ir_globals = get("ir_globals");
@@ -783,7 +808,6 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.module_call = get("module_call");
   model.forward_lines = get("forward_lines");
   model.unknown_line = get("unknown_line");
-  model.plain_name = get("plain_name");
   model.live = get("live");
   model.effects = get("effects");
   model.data_of = get("data_of");
@@ -821,7 +845,9 @@ PyObject* begin(PyObject*, PyObject* parts) {
   model.node_line = offset_of(model.Node, "line");
   model.node_mark = offset_of(model.Node, "mark");
   model.op_view = offset_of(type("Op"), "view");
-  PyTypeObject* spec = type("Spec");
+  PyTypeObject* spec = model.Spec;
+  model.spec_numel = offset_of(spec, "numel");
+  model.spec_nbytes = offset_of(spec, "nbytes");
   model.spec_device = offset_of(spec, "device");
   model.spec_stride = offset_of(spec, "stride");
   model.spec_offset = offset_of(spec, "offset");

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "cells.h"
+#include "nodes.h"
 #include "objects.h"
 
 namespace {
@@ -30,21 +31,6 @@ PyObject* tied(PyObject* object) {
   Py_DECREF(state);
   PyTypeObject* type = Py_TYPE(state);
   return type == model.State || type == model.ViewState || type == model.ViewedState ? state : nullptr;
-}
-
-Ref tuple(c10::IntArrayRef numbers) {
-  Ref made(ok(PyTuple_New(numbers.size())));
-  for (size_t i = 0; i < numbers.size(); i++) PyTuple_SET_ITEM(made.p, i, ok(PyLong_FromLongLong(numbers[i])));
-  return made;
-}
-
-// What a tensor looks like, as the key of its Spec.
-Ref geometry(const at::Tensor& tensor, int device) {
-  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  Ref size = tuple(impl->sizes()), stride = tuple(impl->strides()), offset(ok(PyLong_FromLongLong(impl->storage_offset())));
-  Ref index(ok(PyLong_FromLong(device))), bits(ok(PyLong_FromLong(tensor.is_conj() + 2 * tensor.is_neg())));
-  auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
-  return Ref(ok(PyTuple_Pack(6, size.p, stride.p, offset.p, dtype, index.p, bits.p)));
 }
 
 // Let go of the fresh states that no tensor holds, and hold the others weakly; as storage.sweep.
@@ -164,14 +150,14 @@ PyObject* state_of(const at::Tensor& tensor) {
 Ref leaf(PyObject* state) {
   Ref index(ok(PyLong_FromSsize_t(PyList_GET_SIZE(model.leaf_data))));
   Ref key(ok(PyTuple_Pack(2, index.p, slot(state, model.state_spec))));
-  PyObject* value = PyDict_GetItem(model.data_leaves, key.p);
-  if (value == nullptr) return Ref();
+  PyObject* known = PyDict_GetItemWithError(model.data_leaves, key.p);
+  Ref value = known != nullptr ? Ref(Py_NewRef(known)) : new_leaf(index.p, slot(state, model.state_spec), key.p);
   set_slot(state, model.state_number, index.p);
   ok(PyList_Append(model.leaf_data, slot(state, model.state_data)));
   Ref weak(ok(PyWeakref_NewRef(state, nullptr)));
   ok(PyList_Append(model.leaf_states, weak.p));
-  set_slot(state, model.state_value, value);
-  return Ref(Py_NewRef(value));
+  set_slot(state, model.state_value, value.p);
+  return value;
 }
 
 Ref value_of(PyObject* state) {
@@ -179,8 +165,7 @@ Ref value_of(PyObject* state) {
   if (!absent(value)) return Ref(Py_NewRef(value));
   if (Py_TYPE(state) != model.ViewState && absent(slot(state, model.state_error)) && !absent(slot(state, model.state_data)) &&
       !absent(slot(state, model.state_spec))) {
-    Ref found = leaf(state);
-    if (found.p != nullptr) return found;
+    return leaf(state);
   }
   return Ref(ok(PyObject_CallOneArg(model.value_of_state, state)));
 }

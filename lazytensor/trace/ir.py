@@ -327,7 +327,7 @@ def number_leaf(index: int, kind: type) -> Number:
     """The leaf that means: the ``index``-th number lifted since the last cut, a Python number of this type."""
     row = _number_leaves[kind]
     if index >= len(row):  # many at once: the compiled recorder asks for each that is not there
-        row += [Number(i, kind) for i in range(len(row), index + 64)]
+        row += [Number(i, kind) for i in range(len(row), index + max(8, index))]
     return row[index]
 
 
