@@ -176,10 +176,13 @@ def cache_directory() -> Path:
     return Path(cache_path())
 
 
+_USUAL_PATH = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "lazytensor")
+
+
 def cache_path() -> str:
     """The same as text, which takes a tenth of the time: the first step of a program asks for it."""
     chosen: str = _ALL["cache_dir"].value
-    return chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "lazytensor")
+    return chosen or _USUAL_PATH
 
 
 class _Settings(types.ModuleType):

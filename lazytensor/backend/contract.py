@@ -14,7 +14,6 @@ interpreter's results are taken and the computation stays with the interpreter, 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +106,7 @@ def computation(backend: Backend, graph: Graph) -> Computation:
 def _failed(backend: Backend, graph: Graph, phase: str, what: str, node: Node | None = None) -> errors.BackendFailed:
     line = graph.first_line() if node is None else node.line
     place = f"{node.op.name}, recorded at {line}" if node is not None else f"which begins at {line}"
-    frame = source.user_frame(sys._getframe())
+    frame = source.user_frame()
     if frame is not None:
         place += f", run at {frame.f_code.co_filename}:{frame.f_lineno}"
     return errors.BackendFailed(backend.name, phase, repr(graph), place, what)

@@ -98,8 +98,8 @@ def store(key: str, folder: Path, about: dict[str, Any]) -> Path:
     if about.get("file"):
         with contextlib.suppress(OSError):
             for mark in (_mark_of(about["file"]), _mark_of(about["file"], about.get("cut", _ANY))):
-                mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                mark.touch(0o600)
+                Path(mark).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                Path(mark).touch(0o600)
     prune(settings.disk_cache_bytes)
     return target
 
@@ -107,9 +107,9 @@ def store(key: str, folder: Path, about: dict[str, Any]) -> Path:
 _ANY = "any"
 
 
-def _mark_of(file: str, cut: int | str | None = None) -> Path:
+def _mark_of(file: str, cut: int | str | None = None) -> str:
     """An empty file that says: a graph that begins in this source file was stored, and as which cut it first came."""
-    return Path(_begun()) / (key_of(file) if cut is None else f"{key_of(file)}.{cut}")
+    return f"{_begun()}/{key_of(file)}" + ("" if cut is None else f".{cut}")
 
 
 def _begun() -> str:
@@ -131,7 +131,7 @@ def compiled_before(file: str, cut: int | None = None) -> bool:
 
 @functools.cache
 def _was_there(folder: str, file: str, cut: int | str | None) -> bool:
-    return os.path.isdir(_begun()) and _mark_of(file, cut).exists()  # the first step of a first run asks
+    return os.path.isdir(_begun()) and os.path.exists(_mark_of(file, cut))  # the first step of a first run asks
 
 
 def note(key: str, text: str) -> None:

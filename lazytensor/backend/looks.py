@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def recall(file: str) -> bool:
 
 def _recall_here() -> bool:
     """The same for the file of the user's line that is running."""
-    frame = source.user_frame(sys._getframe(1))
+    frame = source.user_frame()
     return frame is not None and recall(frame.f_code.co_filename)
 
 

@@ -53,8 +53,9 @@ def install(kernels: ModuleType) -> bool:
     ahead.begin()
     cut.use_compiled(found)
     storage.adopt, storage.flush_numbers, storage.view_in_cpp = found.adopt, found.flush_numbers, found.view
+    storage.sweep = found.sweep
     record.forget_calls = _forget_calls
-    source.line_of_found = found.line_of_found
+    source.line_of_found, source.running = found.line_of_found, found.user_frame
     patches.ask_cpp_for_states(found.state)
     module = found
     watch.begin(found)

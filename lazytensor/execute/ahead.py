@@ -16,7 +16,6 @@ what its ops give (:mod:`lazytensor.backend.looks`).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -177,18 +176,19 @@ def _wanted() -> bool:
     if record.forced or record.recordings:
         return False
     backend = registry.current()
-    if not settings.run_ahead or not backend.runs_ahead or backend.own_memory or settings.strict or settings.check:
+    if not _run_ahead.value or not backend.runs_ahead or backend.own_memory or _strict.value or _check.value:
         return False
     if events.take_over is not None or events.profiling() or storage.effects:
         return False
     storage.adopt()
     if len(storage.fresh) + len(storage.live) > _FEW:
         return False
-    frame = source.user_frame(sys._getframe(1))
+    frame = source.user_frame()
     file = source.UNKNOWN.file if frame is None else frame.f_code.co_filename
     return not diskcache.compiled_before(file, cuts_made())  # noqa: F821  (set by the layer above)
 
 
+_run_ahead, _strict, _check = (settings._ALL[name] for name in ("run_ahead", "strict", "check"))
 cuts_made: Callable[[], int]
 
 _purity: dict[Op, bool] = {}

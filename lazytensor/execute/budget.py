@@ -8,7 +8,6 @@ results need.
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 from lazytensor import settings
@@ -78,7 +77,7 @@ def _cut(why: str) -> None:
     global _said
     if not _said:
         _said = True
-        frame = source.user_frame(sys._getframe(1))
+        frame = source.user_frame()
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "<unknown>"
         log.warning(
             "lazytensor: %s at %s, so they run now.  Call lazytensor.sync() where a step ends.  (This is said once.)",

@@ -277,7 +277,7 @@ def _made_again(cause: str, wait: bool) -> bool:
         ahead.begin()
     if apart:
         _habit.at_once(backend, wait, 0)
-    events.on_cut(cause, computation, True, started, timing, None, 3)  # from _run_pending, cut, and who asked for it
+    events.on_cut(cause, computation, True, started, timing, None)
     return True
 
 

@@ -7,7 +7,6 @@ strided. Written arguments, lists of them included, are written back; results, l
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,7 +58,7 @@ def data_in(state: storage.State | storage.ViewState, cause: str) -> torch.Tenso
 def announce(name: str, reason: Any, arguments: Iterable[Any] = ()) -> events.Fallback:
     """Count a fallback; the first time an op falls back from a line, say so."""
     metrics.count(name)
-    frame = source.user_frame(sys._getframe(1))
+    frame = source.user_frame()
     where = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)
     if (name, *where) not in _said:
         _said.add((name, *where))

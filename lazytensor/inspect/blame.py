@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
@@ -181,7 +180,7 @@ _MOST_WAITING = 64
 def miss(known: Known) -> None:
     """A graph was just compiled: say why in the log, or keep what tells why until somebody asks."""
     _sites[known.where] += 1
-    _waiting.append((known, names.look(source.user_frame(sys._getframe(1)))))
+    _waiting.append((known, names.look(source.user_frame())))
     warm = any(k.hits and k.where == known.where for k in events.graphs.values())
     unexpected = warm or _sites[known.where] > WARM_UP
     if unexpected or log.isEnabledFor(logging.INFO):
@@ -213,7 +212,7 @@ def _compare(known: Known) -> None:
 
 def why_not(graph: Any) -> Blame | None:
     """What would be blamed if this graph, which is not known, were cut now."""
-    frame: FrameType | None = source.user_frame(sys._getframe(1))
+    frame: FrameType | None = source.user_frame()
     names.use(names.look(frame))
     try:
         old = nearest(graph)

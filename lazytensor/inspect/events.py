@@ -7,7 +7,6 @@ references to a list: lines, sizes and prices are worked out when somebody asks.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 import weakref
 from collections import Counter
@@ -223,13 +222,11 @@ folded = Totals()
 # --- called by execute ----------------------------------------------------------------------------------------------
 
 
-def on_cut(
-    cause: str, computation: Any, hit: bool, started: float, timing: Any, error: BaseException | None, inner: int = 1
-) -> None:
-    """A cut is done, or failed; the caller and so many frames around it are not the user's."""
+def on_cut(cause: str, computation: Any, hit: bool, started: float, timing: Any, error: BaseException | None) -> None:
+    """A cut is done, or failed."""
     if not _diagnostics.value:
         return
-    frame = source.user_frame(sys._getframe(inner + 1))
+    frame = source.user_frame()
     known = computation.info
     if known is None:
         known = _know(computation, cause, places.where(frame))
@@ -255,7 +252,7 @@ def on_miss(computation: Any, cause: str) -> None:
     """A graph was compiled and is about to run; its leaves are still there to look at."""
     if not _diagnostics.value:
         return
-    frame = source.user_frame(sys._getframe(2))
+    frame = source.user_frame()
     known = _know(computation, cause, places.where(frame))
     from lazytensor.inspect import blame
 
@@ -274,7 +271,7 @@ def diagnose(function: Callable[[Known], None], known: Known) -> None:
 
 def on_fallback(name: str, reason: Any, arguments: Iterable[Any]) -> Fallback:
     """An op is about to run eagerly on the CPU."""
-    frame = source.user_frame(sys._getframe(2))
+    frame = source.user_frame()
     code, instruction = places.where(frame)
     event = Fallback(name, str(reason), code, instruction, _bytes(arguments))
     if _diagnostics.value:
@@ -293,7 +290,7 @@ def wait_for(cause: str, state: Any) -> Any:
     before = time.perf_counter()
     data = settled(state)
     if _diagnostics.value:
-        code, instruction = places.where(source.user_frame(sys._getframe(2)))
+        code, instruction = places.where(source.user_frame())
         waits.append(Wait(cause, code, instruction, before, time.perf_counter() - before, step))
         if len(waits) >= 2 * settings_ledger.value:
             del waits[: settings_ledger.value]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -250,7 +249,7 @@ def why(tensor: torch.Tensor) -> Report:
     if value is None or value.leaf:
         data: dict[str, Any] = {"pending": False, "ops": 0, "lines": [], "reading_runs": 0}
         return Report("lazytensor: this tensor has its value", ["reading it runs nothing"], [], data)
-    names.use(names.look(source.user_frame(sys._getframe(1))))
+    names.use(names.look(source.user_frame()))
     try:
         nodes = walk([value])
         leaves = {v: names.of_leaf(v) for n in nodes for v in n.inputs if v.leaf}

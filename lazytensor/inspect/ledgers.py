@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -132,7 +131,7 @@ def no_sync() -> Iterator[None]:
     def forbid(cause: str) -> None:
         if cause in events.EXPLICIT or cause == events.BUDGET:
             return
-        frame = source.user_frame(sys._getframe(1))
+        frame = source.user_frame()
         code, instruction = places.where(frame)
         place = places.place(code, instruction)
         raise errors.SyncForbidden(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -128,7 +127,7 @@ def detect_nan() -> Iterator[None]:
 
     def run(graph: Any) -> Any:
         def checked(*inputs: Any) -> list[Any]:
-            names.use(names.look(source.user_frame(sys._getframe(1))))
+            names.use(names.look(source.user_frame()))
             try:
                 return Checked(graph)(*inputs)
             except Found as found:

@@ -85,11 +85,13 @@ const at::Tensor& data_of(PyObject* value) {
   if (Py_TYPE(value) != model.Value || PyLong_AsLong(slot(slot(value, model.value_spec), model.spec_device)) != 0) throw Leave();
   auto place = newborn.find(value);
   if (place != newborn.end()) return place->second;
-  PyObject* found = PyDict_GetItem(model.young, value);
-  if (found == nullptr) found = PyDict_GetItem(model.old, value);
-  if (found == nullptr && slot(value, model.value_leaf) == Py_True) {
+  PyObject* found;
+  if (slot(value, model.value_leaf) == Py_True) {
     PyObject* number = PyTuple_GET_ITEM(slot(slot(value, model.value_node), model.node_args), 1);
     found = PyList_GET_ITEM(model.leaf_data, PyLong_AsSsize_t(number));
+  } else {
+    found = PyDict_GetItem(model.young, value);
+    if (found == nullptr) found = PyDict_GetItem(model.old, value);
   }
   if (found == nullptr || !THPVariable_Check(found)) throw Leave();
   return THPVariable_Unpack(found);

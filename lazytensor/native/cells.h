@@ -174,7 +174,7 @@ void storage_died(void* context) {
   bool mine = pthread_equal(pthread_self(), owner);
   if (cell->state != nullptr) {
     if (!Py_IsInitialized()) return;
-    pybind11::gil_scoped_acquire gil;
+    Hold lock;
     if (mine && Py_TYPE(cell->state) != model.ViewState) cease_to_hold(cell, slot(cell->state, model.state_value));
     Py_CLEAR(cell->state);
   } else if (mine) {

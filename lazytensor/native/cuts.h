@@ -258,7 +258,7 @@ class Reader final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     if (!enabled || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return python.callBoxed(op, keys, stack);
-    pybind11::gil_scoped_acquire gil;
+    Hold lock;
     static PyObject* const cause = PyUnicode_InternFromString("item");
     const at::Tensor& tensor = stack->back().toTensor();
     PyObject* state = pthread_equal(pthread_self(), owner) ? whole_state(tensor) : nullptr;

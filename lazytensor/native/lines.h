@@ -55,8 +55,8 @@ struct Found {
 };
 
 std::unordered_map<Place, Found, PlaceHash> lines;  // and the paths of modules
-ska::flat_hash_map<PyObject*, bool> library;  // code -> whether it is PyTorch's, ours, or Python's
-ska::flat_hash_map<PyObject*, bool> files;    // the same by the name of its file, which most code of a file shares
+ska::flat_hash_map<PyObject*, bool> library;  // the name of a file -> whether it is PyTorch's, ours, or Python's
+constexpr size_t MOST_FILES = 10000;          // before they are asked for again: code can be made under ever new names
 
 template <class T>
 uint64_t word_of(T* object) { return reinterpret_cast<uint64_t>(object); }
@@ -65,23 +65,19 @@ uint64_t word_of(T* object) { return reinterpret_cast<uint64_t>(object); }
 void forget_lines() {
   for (auto& [place, found] : lines) found.release();
   lines.clear();
-  for (auto* known : {&library, &files}) {
-    for (auto& [object, ours] : *known) Py_DECREF(object);
-    known->clear();
-  }
 }
 
 bool is_library(PyObject* code) {
-  auto found = library.find(code);
-  if (found != library.end()) return found->second;
   PyObject* path = reinterpret_cast<PyCodeObject*>(code)->co_filename;
-  auto file = files.find(path);
-  if (file == files.end()) {
-    bool ours = Ref(ok(PyObject_CallOneArg(model.is_library, path))).p == Py_True;
-    file = files.emplace(Py_NewRef(path), ours).first;
+  auto found = library.find(path);
+  if (found != library.end()) return found->second;
+  bool ours = Ref(ok(PyObject_CallOneArg(model.is_library, path))).p == Py_True;
+  if (library.size() >= MOST_FILES) {
+    for (auto& [name, known] : library) Py_DECREF(name);
+    library.clear();
   }
-  library.emplace(Py_NewRef(code), file->second);
-  return file->second;
+  library.emplace(Py_NewRef(path), ours);
+  return ours;
 }
 
 // --- frames
@@ -159,6 +155,14 @@ Frames frames(bool modules) {
   return found;
 }
 
+// user_frame(): the innermost frame of the user's; as source.user_frame.
+PyObject* user_frame(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  Frames found = frames(false);
+  return found.user ? found.user.object().release() : Py_NewRef(Py_None);
+  END_HANDLE_TH_ERRORS
+}
+
 // The module that is called in a frame: the first argument of Module._wrapped_call_impl.
 Ref called(const Frame& frame) { return frame ? frame.first() : Ref(); }
 
@@ -198,7 +202,9 @@ Ref new_line(const Frames& at, PyObject* forward, PyObject* module) {
   auto* code = reinterpret_cast<PyCodeObject*>(at.user.code());
   Ref frame = at.user.object();
   Ref number(ok(PyLong_FromLong(PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(frame.p)))));
-  return Ref(ok(PyObject_CallFunctionObjArgs(model.Line, code->co_filename, number.p, code->co_name, forward, module, nullptr)));
+  Ref fields(ok(PyTuple_Pack(5, code->co_filename, number.p, code->co_name, forward, module)));
+  Ref args(ok(PyTuple_Pack(1, fields.p)));  // as NamedTuple does it, in Python
+  return Ref(ok(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(model.Line), args.p, nullptr)));
 }
 
 // As Line.place.

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <optional>
+
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
@@ -32,6 +34,25 @@ void ok(int status) {
 
 // The call is for the Python kernel.
 struct Leave {};
+
+// Holds the interpreter's lock, which this thread may have already; pybind11's takes three times the instructions, for every call
+// that is new.
+class Hold {
+ public:
+  Hold() : thread(PyGILState_GetThisThreadState()) {
+    if (thread == nullptr) other.emplace();
+    else if (!PyGILState_Check()) PyEval_RestoreThread(thread), took = true;
+  }
+  ~Hold() {
+    if (took) PyEval_SaveThread();
+  }
+  Hold(const Hold&) = delete;
+
+ private:
+  PyThreadState* thread;
+  bool took = false;
+  std::optional<pybind11::gil_scoped_acquire> other;  // of a thread that Python does not know
+};
 
 // --- what the Python side hands over (names as in lazytensor.trace) ---------------------------------------------------
 

@@ -74,8 +74,8 @@ class Recorder final : public c10::OperatorKernel {
     } else {
       Words key;
       if (found(stack, key)) return;
-      pybind11::gil_scoped_acquire gil;
-      if ((made_leaves(stack) && found(stack, key)) || recorded(stack, key)) return;
+      Hold lock;
+      if ((key.empty() && made_leaves(stack) && found(stack, key)) || recorded(stack, key)) return;
     }
     python.callBoxed(op, keys, stack);
   }
@@ -927,6 +927,13 @@ PyMethodDef methods[] = {
        Py_RETURN_NONE;
        END_HANDLE_TH_ERRORS
      }, METH_NOARGS, "Let Python have the numbers that only C++ knew of."},
+    {"sweep", [](PyObject*, PyObject*) -> PyObject* {
+       HANDLE_TH_ERRORS
+       sweep();
+       Py_RETURN_NONE;
+       END_HANDLE_TH_ERRORS
+     }, METH_NOARGS, "Let go of the states that no tensor holds."},
+    {"user_frame", user_frame, METH_NOARGS, "The innermost frame of the user's, or None."},
     {"forget_calls", forget_calls, METH_NOARGS, "Look every call up in the Python tables again."},
     {"state", state, METH_O, "The state of a storage that C++ knows, or None."},
     {"view", view, METH_O, "The state of a tensor's view that C++ made, or None."},

@@ -309,7 +309,10 @@ def values_in(args: Iterable[Any]) -> list[Value]:
 
 
 _data_leaves: dict[tuple[int, Spec], Value] = {}
-_number_leaves: dict[type, list[Number]] = {bool: [], int: [], float: [], complex: []}
+# Some are there before a program's first step needs them.
+_number_leaves: dict[type, list[Number]] = {
+    kind: [Number(index, kind) for index in range(16)] for kind in (bool, int, float, complex)
+}
 
 
 def data_leaf(index: int, spec: Spec) -> Value:
@@ -327,7 +330,7 @@ def number_leaf(index: int, kind: type) -> Number:
     """The leaf that means: the ``index``-th number lifted since the last cut, a Python number of this type."""
     row = _number_leaves[kind]
     if index >= len(row):  # many at once: the compiled recorder asks for each that is not there
-        row += [Number(i, kind) for i in range(len(row), index + max(8, index))]
+        row += [Number(i, kind) for i in range(len(row), 2 * index)]
     return row[index]
 
 

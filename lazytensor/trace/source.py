@@ -82,8 +82,12 @@ def is_library(path: str) -> bool:
     return known
 
 
-def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame from here outward that is the user's own."""
+def user_frame(frame: FrameType | None = None) -> FrameType | None:
+    """The innermost frame that is the user's own, from this one outward, or from where this is called."""
+    if frame is None:
+        if running is not None:
+            return running()
+        frame = sys._getframe(1)
     known = _ours.get
     while frame is not None:
         path = frame.f_code.co_filename
@@ -91,6 +95,10 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+# The same in C++, of the frame that is running, where there is a compiled recorder.
+running: Callable[[], FrameType | None] | None = None
 
 
 # --- modules --------------------------------------------------------------------------------------------------------
@@ -124,9 +132,10 @@ def _name(module: torch.nn.Module, frame: FrameType) -> str:
     """The user's name for a module: that of a global variable, else its class."""
     caller = user_frame(frame)
     if caller is not None:
-        for name, value in list(caller.f_globals.items()):
-            if value is module:
-                return name
+        variables = caller.f_globals.copy()
+        values = list(map(id, variables.values()))
+        if id(module) in values:
+            return list(variables)[values.index(id(module))]
     return type(module).__name__
 
 
@@ -145,7 +154,7 @@ def here(op: Op, args: tuple[Any, ...]) -> Line:
     """The user's line that is running now, and records this op with these canonical arguments."""
     node = _current_node()
     if node is not None:
-        frame = user_frame(sys._getframe(1))
+        frame = user_frame()
         if frame is None:
             return UNKNOWN
         origin = _origin(node, args)
