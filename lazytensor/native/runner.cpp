@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
 
 #include <dlfcn.h>
@@ -178,13 +179,14 @@ void share(int threads, int recorded_on) {
   if (threads < before) openmp.pause(1);  // the others would stand by, on a core that is needed
 }
 
-// Whether the program records now, as far as one can tell: it does not wait for a cut.
+// Whether the program records now, as far as one can tell: it does not wait for a cut, or is about to be told that one has ended.
 std::atomic<bool> recording = false;
 
 thread_local Job* running = nullptr;
 
+// A job that gives way may run on any core: each has been given up by the time that something is recorded.
 void share(const Job& job) {
-  share(job.threads - (job.gives_way && recording ? 1 : 0), job.recorded_on);
+  share(job.threads - (job.gives_way && recording ? 1 : 0), job.gives_way ? -1 : job.recorded_on);
 }
 
 // Called by compiled code before each kernel.
@@ -206,6 +208,18 @@ struct Work {
   std::condition_variable added, ended;
   std::deque<Item> items;  // what runs or waits to run, the first of them now
   std::vector<Item> finished;
+  const std::function<bool()>* awaited = nullptr;  // what the program waits for
+
+  // The program is about to record: give up a core for it first.  When it has woken up it takes one from a thread that computes, or from
+  // one that is to be ended, and the others wait for that.
+  void make_room(Lock& lock) {
+    recording = true;
+    if (items.empty() || !items.front().job->gives_way) return;
+    std::shared_ptr<Job> next = items.front().job;
+    lock.unlock();
+    share(*next);
+    lock.lock();
+  }
 
   // The next task that is for Python; runs the jobs before it.
   PyObject* take() {
@@ -224,6 +238,7 @@ struct Work {
       std::vector<at::Tensor> dropped = item.job->end();
       finished.push_back(std::move(item));
       items.pop_front();
+      if (awaited != nullptr && (*awaited)()) make_room(lock);
       ended.notify_all();
       lock.unlock();
       dropped.clear();
@@ -234,8 +249,7 @@ struct Work {
   }
 
   // Wait for a condition without the interpreter's lock, but let signals through.
-  template <typename Condition>
-  void wait(Condition condition) {
+  void wait(const std::function<bool()>& condition) {
     recording = false;
     struct Resume {
       ~Resume() { recording = true; }
@@ -245,7 +259,9 @@ struct Work {
       {
         py::gil_scoped_release release;
         Lock lock(mutex);
+        awaited = &condition;
         is_so = ended.wait_for(lock, std::chrono::milliseconds(100), condition);
+        awaited = nullptr;
       }
       if (is_so) return;
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
