@@ -100,6 +100,7 @@ def store(key: str, folder: Path, about: dict[str, Any]) -> Path:
             for mark in (_mark_of(about["file"]), _mark_of(about["file"], about.get("cut", _ANY))):
                 Path(mark).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 Path(mark).touch(0o600)
+        _is_there.cache_clear()
     prune(settings.disk_cache_bytes)
     return target
 
@@ -131,7 +132,19 @@ def compiled_before(file: str, cut: int | None = None) -> bool:
 
 @functools.cache
 def _was_there(folder: str, file: str, cut: int | str | None) -> bool:
-    return os.path.isdir(_begun()) and os.path.exists(_mark_of(file, cut))  # the first step of a first run asks
+    return _is_there(_begun()) and os.path.exists(_mark_of(file, cut))
+
+
+@functools.cache
+def _is_there(folder: str) -> bool:
+    """Whether a folder was there when this was first asked, or since this process has written to one."""
+    return os.path.isdir(folder)
+
+
+def look() -> None:
+    """Find out now what a first step would have to ask for."""
+    _is_there(_begun())
+    _is_there(_notes())
 
 
 def note(key: str, text: str) -> None:
@@ -143,6 +156,7 @@ def note(key: str, text: str) -> None:
         with os.fdopen(handle, "w") as file:
             file.write(text)
         os.replace(temporary, path)
+    _is_there.cache_clear()
 
 
 def noted(key: str) -> str:
@@ -155,7 +169,7 @@ def noted(key: str) -> str:
 
 def anything_noted() -> bool:
     """Whether anything was ever learnt of an entry."""
-    return os.path.isdir(_notes())
+    return _is_there(_notes())
 
 
 def _note_of(key: str) -> Path:

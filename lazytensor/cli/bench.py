@@ -16,6 +16,7 @@ QUESTIONS = {
     "trace": "What it costs to record an op and to cut, beside eager and [bold]torch._lazy[/bold].",
     "backends": "The tests' models on each backend, beside eager and [bold]torch._lazy[/bold].",
     "models": "Every workload on every system, from the first step to steady speed.",
+    "first": "The first steps of eager and of [bold]auto[/bold] alone, in new processes.",
     "codegen": "How long the generator takes, and the code it writes.",
 }
 
@@ -36,7 +37,8 @@ def app() -> typer.Typer:
     )
     for name, help in QUESTIONS.items():
         if exists(f"lazytensor.bench.{name}"):
-            group.command(name, help=help)(_models if name == "models" else _command(name))
+            own = {"models": _models, "first": _first}
+            group.command(name, help=help)(own.get(name) or _command(name))
     return group
 
 
@@ -56,14 +58,25 @@ def _models(
     budget: Budget = None,
     picture: Picture = None,
 ) -> None:
+    _check_names(workload)
+    measure("models", check, json, quick=quick, out=out, workloads=workload, budget=budget, picture=picture)
+
+
+def _first(
+    quick: Quick = False, out: Out = None, check: Check = False, json: AsJson = False, workload: Workloads = None
+) -> None:
+    _check_names(workload)
+    measure("first", check, json, quick=quick, out=out, workloads=workload)
+
+
+def _check_names(names: list[str] | None) -> None:
     from lazytensor.bench import workloads
 
-    for name in workload or ():
+    for name in names or ():
         try:
             workloads.check(name)
         except ValueError as problem:
             raise typer.BadParameter(str(problem), param_hint="--workload") from None
-    measure("models", check, json, quick=quick, out=out, workloads=workload, budget=budget, picture=picture)
 
 
 def measure(name: str, check: bool, json: bool, **options: Any) -> None:

@@ -19,6 +19,7 @@ from lazytensor.codegen.runtime import replacing
 from lazytensor.device import patches
 from lazytensor.execute import ahead, budget, cut, fallback
 from lazytensor.functions import watch, whole
+from lazytensor.inspect import names
 from lazytensor.trace import ir, record, source, storage
 
 module: Any = None  # the extension, once it is installed
@@ -56,6 +57,7 @@ def install(kernels: ModuleType) -> bool:
     storage.sweep = found.sweep
     record.forget_calls = _forget_calls
     source.line_of_found, source.running = found.line_of_found, found.user_frame
+    names.states_in = found.states_in
     patches.ask_cpp_for_states(found.state)
     module = found
     watch.begin(found)

@@ -8,8 +8,10 @@ when somebody wants to know, which for the first steps of a program is mostly no
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
@@ -54,8 +56,8 @@ def use(seen: Seen) -> None:
     """Call the data leaves of the graph that is looked at by these names: a module's rather than a variable's."""
     global _leaves
     for root, (name, _) in list(source.roots.items()):
-        for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
-            _note(tensor, f"{name}.{path}")
+        found = dict([*root.named_parameters(), *root.named_buffers()])
+        _note(list(found.values()), [f"{name}.{path}" for path in found])
     _leaves = seen.variables | _named(seen.states)
 
 
@@ -88,25 +90,41 @@ _PLAIN = frozenset((NoneType, bool, int, float, str, type, ModuleType, FunctionT
 
 def _note_any(value: Any, name: str) -> None:
     if isinstance(value, torch.Tensor):
-        _note(value, name)
+        _note([value], [name])
     elif isinstance(value, dict):
-        for key, each in list(value.items())[:64]:
-            if isinstance(each, torch.Tensor):
-                _note(each, f"{name}[{key!r}]")
+        some = list(value.items())[:_MOST]
+        _note([each for _, each in some], (f"{name}[{key!r}]" for key, _ in some))
     elif isinstance(value, list | tuple):
-        for index, each in enumerate(value[:64]):
-            if isinstance(each, torch.Tensor):
-                _note(each, f"{name}[{index}]")
+        _note(value[:_MOST], (f"{name}[{index}]" for index in itertools.count()))
 
 
-def _note(tensor: torch.Tensor, name: str) -> None:
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.device.type != "ltc":
-        return
-    if tensor.layout is not torch.strided:  # it has no storage of its own
-        return
-    state = getattr(tensor.untyped_storage(), "_lt", None)
-    if isinstance(state, storage.State):
-        _names.setdefault(id(state), name)
+_MOST = 64  # of a container's items are looked at
+
+
+def _note(objects: Sequence[Any], names: Iterable[str]) -> None:
+    """Note these names for those of the objects that are tensors with data."""
+    states = states_in(objects)
+    if any(states):
+        for state, name in zip(states, names, strict=False):
+            if state is not None:
+                _names.setdefault(id(state), name)
+
+
+def _state_in(value: Any) -> storage.State | None:
+    if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None
+    if value.device.type != "ltc" or value.layout is not torch.strided:  # it has no storage of its own
+        return None
+    state = getattr(value.untyped_storage(), "_lt", None)
+    return state if isinstance(state, storage.State) else None
+
+
+def _states_in(objects: Sequence[Any]) -> list[storage.State | None]:
+    return [_state_in(each) for each in objects]
+
+
+# The states of those of these objects that are tensors of ours, None for the others; replaced by the same in C++.
+states_in: Callable[[Sequence[Any]], list[storage.State | None]] = _states_in
 
 
 def of_leaf(value: Value) -> str:

@@ -80,6 +80,28 @@ class Recorder final : public c10::OperatorKernel {
     python.callBoxed(op, keys, stack);
   }
 
+  // The value of a view op that gave `proto`, on another value of its argument; as record.derive.
+  Ref derived(PyObject* proto, PyObject* parent) {
+    PyObject* old = slot(slot(proto, model.value_node), model.node_args);
+    Ref key(ok(PyTuple_New(PyTuple_GET_SIZE(old))));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(old); i++)
+      PyTuple_SET_ITEM(key.p, i, Py_NewRef(i == 0 ? parent : PyTuple_GET_ITEM(old, i)));
+    Ref entry = known(key.p);
+    if (entry.p == nullptr) {
+      decide();
+      if (!ahead) throw Leave();
+      Stack stack{data_of(parent)};
+      for (size_t i = 1; i < arguments.size(); i++) stack.push_back(again(arguments[i], i, PyTuple_GET_ITEM(key.p, i)));
+      entry = born(results_of(stack), key.p);
+    }
+    if (Py_TYPE(entry.p) == model.Value) return entry;
+    Py_ssize_t index = PyLong_AsSsize_t(slot(proto, model.value_index));
+    return Ref(Py_NewRef(PyList_Check(entry.p) ? PyList_GET_ITEM(entry.p, index) : PyTuple_GET_ITEM(entry.p, index)));
+  }
+
+  // Whether it records an op of which `derived` can be asked.
+  bool makes_views_of(PyObject* op) const { return kind == Kind::View && maker && maker->op == op; }
+
   // Forget every call that was found.
   void forget() {
     for (auto& [hash, first] : calls)
@@ -360,7 +382,7 @@ class Recorder final : public c10::OperatorKernel {
       if (entry.p == nullptr && maker) decide();
       if (entry.p != nullptr && calls_too && maker) run_again(call, key.p, entry.p);
       if (entry.p == nullptr && ahead && maker) {
-        entry = is_mutation() ? mutated(call, key.p, lasting) : born(call, key.p);
+        entry = is_mutation() ? mutated(call, key.p, lasting) : born(run(call, key.p), key.p);
         is_new = true;
       }
     } catch (const Leave&) {
@@ -506,6 +528,19 @@ class Recorder final : public c10::OperatorKernel {
       if (arguments[i].form == Form::Device && !call.at(i).isNone() && call.at(i).toDevice().index() != 0) throw Leave();
       stack.push_back(on_cpu(arguments[i].form, call.at(i), PyTuple_GET_ITEM(key, i)));
     }
+    return results_of(stack);
+  }
+
+  // An argument that was brought into canonical form once, as the op takes it: of the kinds that views have.
+  c10::IValue again(const Argument& argument, size_t i, PyObject* canonical) const {
+    if (argument.form == Form::Dropped) return argument.default_value;
+    if (canonical == Py_None) return {};
+    if (argument.form != Form::Plain && argument.form != Form::Tuple && argument.form != Form::Dtype) throw Leave();
+    return torch::jit::toIValue(canonical, maker->handle.schema().arguments()[i].real_type());
+  }
+
+  // What an op gives for these arguments.
+  c10::SmallVector<at::Tensor, 4> results_of(Stack& stack) const {
     run_on_cpu(maker->handle, &stack);
     c10::SmallVector<at::Tensor, 4> made;
     if (maker->returns_list) {
@@ -520,9 +555,8 @@ class Recorder final : public c10::OperatorKernel {
     return made;
   }
 
-  // The entry of an op that is new, run on the data of its arguments.
-  Ref born(Call& call, PyObject* key) {
-    c10::SmallVector<at::Tensor, 4> made = run(call, key);
+  // The entry of an op that is new, which gave this for the data of its arguments.
+  Ref born(const c10::SmallVector<at::Tensor, 4>& made, PyObject* key) {
     Ref args = made.empty() ? Ref(Py_NewRef(key)) : settled(key, made[0]);
     Ref node = new_node(maker->op, args.p, line_here(maker->op, maker->plain_name, args.p));
     PyObject* outputs = set_outputs(node.p, made, kind == Kind::View, maker->looks);
@@ -560,7 +594,7 @@ class Recorder final : public c10::OperatorKernel {
     lasting = apart(key, target);
     if (!lasting && !(are_plain(target) && in_storages_apart(call))) throw Leave();
     PyObject* found = PyDict_GetItemWithError(maker->table, key);
-    Ref result = found != nullptr ? Ref(Py_NewRef(found)) : born(call, key);
+    Ref result = found != nullptr ? Ref(Py_NewRef(found)) : born(run(call, key), key);
     if (PyTuple_Check(target)) {
       if (!PyList_Check(result.p) || PyList_GET_SIZE(result.p) != PyTuple_GET_SIZE(target)) throw Leave();
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(target); i++)
@@ -706,6 +740,22 @@ std::optional<Maker> maker_of(const c10::OperatorHandle& op, Kind kind, const c1
 }
 
 std::vector<Recorder*> recorders;
+
+Ref derived(PyObject* proto, PyObject* parent) {
+  static std::unordered_map<PyObject*, Recorder*> of;  // by the op
+  PyObject* op = slot(slot(proto, model.value_node), model.node_op);
+  auto [place, is_new] = of.try_emplace(op, nullptr);
+  if (is_new) {
+    for (Recorder* each : recorders)
+      if (each->makes_views_of(op)) place->second = each;
+  }
+  if (place->second == nullptr) return Ref();
+  try {
+    return place->second->derived(proto, parent);
+  } catch (const Leave&) {
+    return Ref();
+  }
+}
 
 // install(name, overload, kind, table, made_by, made_overload, op, op_table): put the compiled hit path before the Python kernel of
 // this op; `made_by` is the op whose nodes it records, and `op` that as Python knows it, or None.
@@ -933,6 +983,7 @@ PyMethodDef methods[] = {
        Py_RETURN_NONE;
        END_HANDLE_TH_ERRORS
      }, METH_NOARGS, "Let go of the states that no tensor holds."},
+    {"states_in", states_in, METH_O, "The states of the storages of those that are tensors of ours, None for the others."},
     {"user_frame", user_frame, METH_NOARGS, "The innermost frame of the user's, or None."},
     {"forget_calls", forget_calls, METH_NOARGS, "Look every call up in the Python tables again."},
     {"state", state, METH_O, "The state of a storage that C++ knows, or None."},

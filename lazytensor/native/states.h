@@ -146,6 +146,26 @@ PyObject* state_of(const at::Tensor& tensor) {
   return state.p;
 }
 
+// states_in(objects): the state of the storage of each of these that is a tensor of ours and has one; None for the others.
+PyObject* states_in(PyObject*, PyObject* objects) {
+  HANDLE_TH_ERRORS
+  Ref items(ok(PySequence_Fast(objects, "a sequence")));
+  Ref found(ok(PyList_New(PySequence_Fast_GET_SIZE(items.p))));
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.p); i++) {
+    PyObject* each = PySequence_Fast_GET_ITEM(items.p, i);
+    PyObject* state = nullptr;
+    if (THPVariable_Check(each)) {
+      const at::Tensor& tensor = THPVariable_Unpack(each);
+      c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      bool ours = impl->device_type() == c10::DeviceType::PrivateUse1 && !impl->key_set().has(c10::DispatchKey::Python);
+      if (ours && impl->has_storage() && impl->unsafe_storage()) state = base_of(tensor);
+    }
+    PyList_SET_ITEM(found.p, i, Py_NewRef(state == nullptr ? Py_None : state));
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
 // The data of a storage as a leaf of this trace; as storage._leaf.
 Ref leaf(PyObject* state) {
   Ref index(ok(PyLong_FromSsize_t(PyList_GET_SIZE(model.leaf_data))));
@@ -160,9 +180,29 @@ Ref leaf(PyObject* state) {
   return value;
 }
 
+Ref value_of(PyObject* state);
+
+// Has a view op be recorded once more, on another value of its argument; null if that is for Python.
+Ref derived(PyObject* proto, PyObject* parent);  // recorder.cpp
+
+// The value of a view that is not used since the last cut; null if it is for Python.
+Ref value_of_view(PyObject* view) {
+  PyObject* parent = slot(view, model.state_parent);
+  if (absent(parent)) return Ref();
+  Ref value = derived(slot(view, model.state_proto), value_of(parent).p);
+  if (value.p == nullptr) return value;
+  track(view);
+  set_slot(view, model.state_value, value.p);
+  return value;
+}
+
 Ref value_of(PyObject* state) {
   PyObject* value = slot(state, model.state_value);
   if (!absent(value)) return Ref(Py_NewRef(value));
+  if (Py_TYPE(state) == model.ViewState) {
+    Ref found = value_of_view(state);
+    if (found.p != nullptr) return found;
+  }
   if (Py_TYPE(state) != model.ViewState && absent(slot(state, model.state_error)) && !absent(slot(state, model.state_data)) &&
       !absent(slot(state, model.state_spec))) {
     return leaf(state);

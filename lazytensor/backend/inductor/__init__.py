@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lazytensor.backend import diskcache
 from lazytensor.backend import plan  # noqa: F401  (needed for the first graph, which should not wait for it)
 from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
@@ -55,6 +56,7 @@ class AutoBackend(HardwareBackend):
             self.first  # noqa: B018  (a backend that cannot be used is told now)
         self.missing = no_compiler(self.target)
         lowering_digest()  # rather now than when compiled code is looked for on disk
+        diskcache.look()
         if self.missing:
             tier = "first tier" if self.target is None else "'reference' backend"
             log.warning("lazytensor: %s: graphs stay on the %s", self.missing, tier)
