@@ -37,6 +37,8 @@ _PARTS = (
     "arguments.h",
     "lines.h",
     "births.h",
+    "kernel.h",
+    "entries.h",
     "cuts.h",
     "guard.h",
     "wholes.h",

@@ -80,8 +80,11 @@ void drop_unseen() {
   unseen.clear();
 }
 
-// The data of a value, if it is there; as execute.ahead._data.
-const at::Tensor& data_of(PyObject* value) {
+// The data of a value that is a view, made once more; none if that is for Python.
+at::Tensor seen_again(PyObject* view);  // recorder.cpp
+
+// The data of a value, if it is there, or nothing but a view of what is; as execute.ahead._data.
+at::Tensor data_of(PyObject* value) {
   if (Py_TYPE(value) != model.Value || PyLong_AsLong(slot(slot(value, model.value_spec), model.spec_device)) != 0) throw Leave();
   auto place = newborn.find(value);
   if (place != newborn.end()) return place->second;
@@ -93,8 +96,10 @@ const at::Tensor& data_of(PyObject* value) {
     found = PyDict_GetItem(model.young, value);
     if (found == nullptr) found = PyDict_GetItem(model.old, value);
   }
-  if (found == nullptr || !THPVariable_Check(found)) throw Leave();
-  return THPVariable_Unpack(found);
+  if (found != nullptr && THPVariable_Check(found)) return THPVariable_Unpack(found);
+  at::Tensor seen = seen_again(value);
+  if (!seen.defined()) throw Leave();
+  return seen;
 }
 
 // A tensor argument as the CPU takes it; `canonical` is what it was recorded as.

@@ -265,14 +265,35 @@ at::Tensor make_view(const at::Tensor& tensor, Known* known, const Result& resul
   return made;
 }
 
+// Make every view of this storage derive its value again, and drop those that no tensor holds; as storage.forget_views.
+void forget_views(PyObject* state) {
+  PyObject* views = slot(state, model.state_views);
+  if (absent(views)) return;
+  PyObject *spec, *reference, *view;
+  Py_ssize_t place = 0;
+  std::vector<PyObject*> dead;
+  while (PyDict_Next(views, &place, &spec, &reference)) {
+    ok(PyWeakref_GetRef(reference, &view));
+    if (view == nullptr) {
+      dead.push_back(spec);
+      continue;
+    }
+    set_slot(view, model.state_value, Py_None);
+    Py_DECREF(view);
+  }
+  for (PyObject* each : dead) ok(PyDict_DelItem(views, each));  // specs are kept for ever
+}
+
 // Let the tensor have this value; as storage.write.
 void write(const at::Tensor& tensor, PyObject* state, PyObject* value) {
-  if (Py_TYPE(state) == model.State) {
+  bool viewed = Py_TYPE(state) == model.ViewedState;
+  if ((viewed || Py_TYPE(state) == model.State) && absent(slot(state, model.state_error))) {
     PyObject* old = slot(state, model.state_value);
     if (absent(old) || slot(old, model.value_leaf) == Py_True) track(state);
     begin_to_hold(value);
     cease_to_hold(cell_of(tensor.unsafeGetTensorImpl()), old);
     set_slot(state, model.state_value, value);
+    if (viewed) forget_views(state);
     return;
   }
   Ref shell(ok(THPVariable_Wrap(tensor)));

@@ -12,8 +12,6 @@
 
 namespace {
 
-size_t calls_found = 0;  // since the process began, without the lock
-
 // key_of(tensors): how many numbers have been lifted, and what each tensor is worth; None if one is none of ours or needs gradients.
 PyObject* key_of(PyObject*, PyObject* tensors) {
   HANDLE_TH_ERRORS

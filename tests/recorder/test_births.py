@@ -183,6 +183,38 @@ def test_backward_of_a_loop_that_reads_knows_its_lines_without_python(monkeypatc
     assert len(asked) <= 1, "the first new op of a trace is Python's: it decides whether to run ahead"
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x[1:].t(),
+        lambda x: x.view(-1)[2:8],
+        lambda x: x.split(1)[1],
+        lambda x: x.unbind(1)[2],
+        lambda x: x.view(torch.int32),
+        lambda x: x.unsqueeze(0).expand(2, 2, 4),
+    ],
+)
+def test_a_view_made_before_a_cut_is_recorded_after_it_without_python(
+    monkeypatch: pytest.MonkeyPatch, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """As those are that a backward pass finds saved."""
+    cpu = torch.arange(8.0).reshape(2, 4)
+    x = cpu.to("ltc")
+    seen = view(x)
+    x.add_(1)
+    lt.sync()
+    before = x + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "intern", lambda op, args: pytest.fail(f"{op.name} is Python's"))
+        y = seen * 2
+    assert ahead.on
+    nodes = nodes_behind(y)
+    assert any(node.op.view for node in nodes) and all(node.line.file == __file__ for node in nodes)
+    assert torch.equal(y.cpu(), view(cpu + 1) * 2)
+    del before
+
+
 def nodes_behind(tensor: torch.Tensor | None) -> list[Node]:
     """Every node of what a tensor is pending for."""
     assert tensor is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import _thread
 import gc
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,19 @@ def written_through_its_views(device: str) -> list[torch.Tensor]:
     return [x * 1, part * 2, other.unsqueeze(0) - 1, x.view(-1)[::2] + x.reshape(-1)[1::2]]
 
 
+def written_in_lists_under_their_views(device: str) -> list[torch.Tensor]:
+    a, b = (torch.arange(6.0, device=device).reshape(2, 3) + i for i in range(2))
+    turned, kept = a.t(), b[1]
+    seen = [turned * 2, kept * 3]
+    dead = b.view(-1)[2:]
+    del dead
+    torch._foreach_add_([a, b], [b.detach() * 2, torch.ones(2, 3, device=device)])
+    seen += [turned * 2, kept * 3, a[0]]
+    torch._foreach_mul_([b, a], 2.0)
+    kept.add_(1)
+    return [a, b, *seen, turned + 1, kept]
+
+
 def back_to_where_it_began(device: str) -> list[torch.Tensor]:
     x = torch.arange(12.0, device=device).reshape(3, 4) * 2
     same_place = x.t().t()
@@ -112,6 +127,7 @@ def grown_under_its_views(device: str) -> list[torch.Tensor]:
         grown_under_its_views,
         written_under_its_views,
         written_through_its_views,
+        written_in_lists_under_their_views,
         back_to_where_it_began,
         seen_by_autograd,
         numbers_between,
@@ -251,3 +267,27 @@ def test_a_device_guard_without_python_answers_for_autograd() -> None:
     assert x.grad is not None and y.grad is not None and y.grad.device.index == 1
     torch.testing.assert_close(x.grad.cpu(), torch.ones(3).cos())
     torch.testing.assert_close(y.grad.cpu(), -torch.ones(3).sin())
+
+
+def calls_of_each_way(x: torch.Tensor, y: torch.Tensor) -> None:
+    """A call that is found, one that is new, one that Python records, one that fails, and those of other signatures."""
+    for _ in range(3):
+        (x + y).mul_(y).add_(x, alpha=2)
+        torch.lerp(x, y, 0.5), torch.addcmul(x, x, y), torch.where(x > y, x, y), torch.nn.functional.gelu(x)
+        torch.softmax(x, 0), x.sum((0,)), x.transpose(0, 1)[1:], torch.nn.functional.layer_norm(x, (3,), None, y[0])
+        x.add(y, alpha=torch.tensor(2.0).item()), torch.cat([x, y]), x.unbind(0), torch.linalg.eigh(x @ x.t())
+        with pytest.raises(RuntimeError):
+            x + y[:2]
+
+
+def test_a_call_leaves_every_reference_to_its_arguments_as_it_was() -> None:
+    x, y = (torch.randn(3, 3).to("ltc") for _ in range(2))
+    lt.sync()
+    calls_of_each_way(x, y)
+    before = [sys.getrefcount(each) for each in (x, y)], x._use_count(), y._use_count()
+    calls_of_each_way(x, y)
+    assert before == ([sys.getrefcount(each) for each in (x, y)], x._use_count(), y._use_count())
+    dead = [weakref.ref(x), weakref.ref(y)]
+    del x, y
+    gc.collect()
+    assert [each() for each in dead] == [None, None]

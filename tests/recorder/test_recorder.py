@@ -21,6 +21,7 @@ from lazytensor.backend.contract import Failure
 from lazytensor.device import recorder
 from lazytensor.device.registration import generated_kernels
 from lazytensor.execute import cut
+from lazytensor.inspect import names
 from lazytensor.native import build
 from lazytensor.trace import storage
 
@@ -352,3 +353,12 @@ def test_every_choice_of_dtype_and_layout_is_a_call_of_its_own(compiled: Any, fi
             assert image.clone(memory_format=form).stride() == torch.ones(1, 2, 3, 3).clone(memory_format=form).stride()
             assert torch.empty_like(image).stride() == (18, 9, 3, 1)
         lt.sync()
+
+
+@needs_it
+def test_states_behind_objects_are_found_as_in_python(compiled: Any) -> None:
+    x = torch.ones(3, 4).to("ltc")
+    objects = (x, x[1:], torch.ones(2), 3, None, x.to_sparse(), torch.nn.Parameter(x), torch.empty(0, device="ltc"))
+    lt.sync()
+    assert names.states_in(objects) == names._states_in(objects)
+    assert names.states_in(objects)[0] is storage.state_of(x)

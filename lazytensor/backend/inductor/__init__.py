@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from lazytensor.backend import diskcache
-from lazytensor.backend import plan  # noqa: F401  (needed for the first graph, which should not wait for it)
+from lazytensor.backend import (
+    diskcache,
+    plan,  # noqa: F401  (needed for the first graph, which should not wait for it)
+)
 from lazytensor.backend.data import Computation
 from lazytensor.backend.graph import Graph
 from lazytensor.backend.hardware import HardwareBackend, traits
