@@ -35,9 +35,9 @@ def app() -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="rich",
     )
+    own = {"models": _models, "first": _first}
     for name, help in QUESTIONS.items():
         if exists(f"lazytensor.bench.{name}"):
-            own = {"models": _models, "first": _first}
             group.command(name, help=help)(own.get(name) or _command(name))
     return group
 

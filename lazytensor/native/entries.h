@@ -44,7 +44,7 @@ class Boxes {
   // From now on the tensors are counted: they are given away.
   Stack* own() {
     for (c10::IValue& each : items)
-      if (each.isTensor()) c10::raw::intrusive_ptr::incref(each.toTensor().unsafeGetTensorImpl());
+      if (each.isTensor() && each.toTensor().defined()) c10::raw::intrusive_ptr::incref(each.toTensor().unsafeGetTensorImpl());
     borrowing = false;
     return &items;
   }

@@ -2,7 +2,7 @@
 //
 // A call that was seen before is found without the interpreter's lock: its arguments are words (`Recorder::words`), its results
 // tensors whose values C++ keeps until Python asks for them (cells.h).  A call that is not found there is looked up in the
-// tables of the Python kernels, on their states; whatever this file does not know how to do, and every lookup that misses,
+// tables of the Python kernels, on their states; whatever `Recorder` (kernel.h) does not know how to do, and every lookup that misses,
 // is left to the Python kernel, as if this had not been there.  So it holds no policy: only how to bring arguments into
 // canonical form, look the key up, and make the result, for the kinds of arguments and results that schemas have.
 // lazytensor/device/recorder.py installs it.

@@ -202,9 +202,7 @@ Ref value_of(PyObject* state) {
   if (Py_TYPE(state) == model.ViewState) {
     Ref found = value_of_view(state);
     if (found.p != nullptr) return found;
-  }
-  if (Py_TYPE(state) != model.ViewState && absent(slot(state, model.state_error)) && !absent(slot(state, model.state_data)) &&
-      !absent(slot(state, model.state_spec))) {
+  } else if (absent(slot(state, model.state_error)) && !absent(slot(state, model.state_data)) && !absent(slot(state, model.state_spec))) {
     return leaf(state);
   }
   return Ref(ok(PyObject_CallOneArg(model.value_of_state, state)));

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import subprocess_run
 from typer.testing import CliRunner
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -61,7 +62,9 @@ def test_the_doctor_tries_every_backend_and_lists_every_setting() -> None:
     done = lazytensor("doctor", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert {b["name"] for b in told["backends"]} == set(lt.backends())
+    # Those of a new process: other tests have registered more in this one.
+    known = subprocess_run("import lazytensor as lt; print(*lt.backends())").stdout.split()
+    assert sorted(b["name"] for b in told["backends"]) == sorted(known) and "reference" in known
     reference = next(b for b in told["backends"] if b["name"] == "reference")
     assert reference["works"]
     assert reference["equal"]
